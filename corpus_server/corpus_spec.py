@@ -52,6 +52,8 @@ STORE: Final = re.compile(rf"(?:s3|gs|az|https?)://[^/,#]*|{HUB.pattern}")
 _TOKENIZER_FILES: Final = (".json", ".tiktoken", ".model")
 _PATTERNS: Final = ("include", "exclude")
 OPTIONS: Final = ("dtype", "eot", "tokenizer", "mask", *_PATTERNS, "token_range", "earlier", "view")
+_OF_FILES: Final = ("include", "exclude", "split", "token_range", "dtype", "eot", "tokenizer", "mask")
+"""What a view has from the corpus that it names."""
 _VIEW: Final = "?view="  # PATH?view=FILE is PATH,view=FILE
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
@@ -156,12 +158,26 @@ def with_views(specs: Iterable[CorpusSpec]) -> tuple[CorpusSpec, ...]:
     """Return the corpora of one configuration, in which views of others have the files of those."""
     every = tuple(specs)
     plain = {spec.name: spec for spec in every if spec.view is None}
+    for spec in every:
+        if spec.of in plain and (
+            given := [name for name in _OF_FILES if getattr(spec, name) != _left_out(name)]
+        ):
+            raise InvalidParameter(
+                f"corpus {spec.name!r} is a view of {spec.of!r}, which is served, and is read as that one; "
+                f"give {', '.join(given)} to {spec.of!r}, or name the view's corpus by its path",
+                parameter=given[0],
+            )
     return tuple(
         dataclasses.replace(plain[spec.of], name=spec.name, view=spec.view, earlier=spec.earlier)
         if spec.of in plain
         else spec
         for spec in every
     )
+
+
+def _left_out(option: str) -> Any:
+    """Return the value of a field that an option was not given for."""
+    return next(each.default for each in dataclasses.fields(CorpusSpec) if each.name == option)
 
 
 def split_of(name: str) -> str:

@@ -121,7 +121,12 @@ class UnknownDocument(CorpusServerError, slug="unknown-document", status=404):
 
 
 class UnknownRecording(CorpusServerError, slug="unknown-recording", status=404):
-    """No run has recorded losses under that name."""
+    """No run has recorded losses under that name, or none that the caller may know of."""
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Return the error for a name."""
+        return cls.expected("recording", "one that /v1/recordings lists", name)
 
 
 class FingerprintMismatch(CorpusServerError, slug="fingerprint-mismatch", status=409):

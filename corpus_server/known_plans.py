@@ -162,7 +162,7 @@ class KnownPlans:
             return bound, parent
         self._store.add(bound.plan.root, owner=caller.name, most=caller.limits.max_plans, run=run)
         if isinstance(bound.plan, Continued):
-            add_links(self._store, bound.plan)
+            add_links(self._store, bound.plan, owner=caller.name, most=caller.limits.max_plans)
             bound.plan.forget_links()
         return self._remember(bound), parent
 

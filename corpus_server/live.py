@@ -280,7 +280,8 @@ def next_state(before: Any, numbers: Numbers, now: float) -> State:
     """Return what is known after one more sample.
 
     Args:
-        before: what this function returned last, as JSON; with anything else, the hour begins anew.
+        before: what this function returned last, as JSON; with anything else, or from a time that has not
+            come, the hour begins anew.
         numbers: the sums over all workers.
         now: unix seconds.
     """
@@ -289,9 +290,13 @@ def next_state(before: Any, numbers: Numbers, now: float) -> State:
         averages, samples = before["averages"], before["answer"]["samples"]
         if list(samples) != ["unix_seconds", *(each.name for each in COLUMNS)]:
             raise ValueError("the file is of another release")
+        if now <= then:
+            raise ValueError(
+                "the clock was set back: rates per second and the order of samples would be wrong"
+            )
     except (KeyError, TypeError, ValueError):
         then, earlier, averages, samples = now, {}, {}, {}
-    change = Change(earlier, numbers, max(now - then, 1e-3))
+    change = Change(earlier, numbers, now - then or SAMPLE_SECONDS)
     if not samples:
         samples = {"unix_seconds": [], **{each.name: [] for each in COLUMNS}}
     else:

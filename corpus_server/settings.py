@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+import socket
 from collections import Counter
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -180,6 +182,9 @@ class Settings:
             raise InvalidParameter("tls_client_ca needs tls_certificate and tls_key, got neither")
         if (self.exposed or self.reaches_beyond_loopback) and self.tokens is None and not self.allow_anyone:
             parameter, why = "host", f"host {self.host} is reached from other machines"
+            if self.host is not None and not _addresses(self.host) and not self.exposed:
+                detail = f"host {self.host} is no address, and no name that is known here"
+                raise InvalidParameter(detail, parameter="host", received=self.host, remedy="give an address")
             if self.exposed:
                 parameter, why = "exposed", "exposed is for servers that strangers reach"
             remedy = "name a file with --tokens (`corpus-server token` makes it), or say --allow-anyone"
@@ -191,10 +196,8 @@ class Settings:
         address = self.tcp_address
         if address is None or address[0] == "localhost":
             return False
-        try:
-            return not ipaddress.ip_address(address[0]).is_loopback
-        except ValueError:  # a host name may mean any address
-            return True
+        found = _addresses(address[0])
+        return not found or not all(each.is_loopback for each in found)
 
     @property
     def tcp_address(self) -> tuple[str, int] | None:
@@ -217,6 +220,17 @@ class Settings:
         values |= _with_paths({k: v for k, v in given.items() if v is not None}, Path.cwd())
         strict = EXPOSED if values.get("exposed") is True else {}
         return cls(corpora=(*listed, *corpora), **{**strict, **values})
+
+
+def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Return the addresses of a host, which may be one; none of a name that is not known."""
+    with suppress(ValueError):
+        return [ipaddress.ip_address(host)]
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # the latter for what cannot be a name
+        return []
+    return [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
 
 
 EXPOSED: Mapping[str, Any] = {

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
-from urllib.parse import unquote_to_bytes
 
 from corpus_server.admission.load import (
     BURST_SECONDS,
@@ -46,12 +45,12 @@ from corpus_server.settings import networks
 MAX_URL_BYTES = 8192
 """Bytes of a request's target; the longest that a client of ours sends has about 250."""
 
-_HEALTH_PATHS = (b"/healthz", b"/readyz")
-_OPEN_PATHS = (b"/", *_HEALTH_PATHS, b"/v1/access")
+_HEALTH_PATHS = ("/healthz", "/readyz")
+_OPEN_PATHS = ("/", *_HEALTH_PATHS, "/v1/access")
 # HTML and scripts that hold nothing of a corpus; a browser cannot send a token for them.
-_OPEN_FOLDER = b"/page/"
+_OPEN_FOLDER = "/page/"
 # Of GET; all other paths of /v1 read.
-_SCOPES = {b"/metrics": "metrics", b"/v1/live": "metrics", b"/v1/plans": "inspect"}
+_SCOPES = {"/metrics": "metrics", "/v1/live": "metrics", "/v1/plans": "inspect"}
 
 Moment = Literal["connection", "request", "response", "slot"]
 
@@ -83,7 +82,7 @@ def _connections(load: Load, request: RequestHead) -> None:
 def _address(load: Load, request: RequestHead) -> None:
     """The address belongs to a network that is served (`allow`), or the path is `/healthz` or `/readyz`."""
     allow, address = load.settings.allow, request.address
-    if allow is None or not address or _is_in(address, allow) or _path(request) in _HEALTH_PATHS:
+    if allow is None or not address or _is_in(address, allow) or request.decoded_path in _HEALTH_PATHS:
         return
     raise Forbidden(f"{address} is in no network that this server serves", remedy="ask from another network")
 
@@ -135,11 +134,11 @@ def _origin(load: Load, request: RequestHead) -> None:
 
 def _scope(load: Load, request: RequestHead) -> None:
     """The token has the scope of the path."""
-    path = _path(request)
+    path = request.decoded_path
     if request.method == "POST":
         request.caller.check("plans")
     elif not _is_open(request):
-        request.caller.check(_SCOPES.get(path) or ("read" if path.startswith(b"/v1/") else "inspect"))
+        request.caller.check(_SCOPES.get(path) or ("read" if path.startswith("/v1/") else "inspect"))
 
 
 def _token_limits(load: Load, request: RequestHead) -> None:
@@ -179,13 +178,8 @@ CHECKS: tuple[Check, ...] = (
 
 def max_body_bytes(request: RequestHead) -> int:
     """Return how many bytes of body the route of a request takes."""
-    takes_plan = request.method == "POST" and _path(request) == b"/v1/plans"
+    takes_plan = request.method == "POST" and request.decoded_path == "/v1/plans"
     return MAX_BODY_BYTES if takes_plan else SMALL_BODY_BYTES
-
-
-def _path(request: RequestHead) -> bytes:
-    # As the router reads it: another spelling of a path must not ask for another scope.
-    return unquote_to_bytes(request.path)
 
 
 @lru_cache(maxsize=4096)  # bounded, because clients choose their addresses; 10 us without it
@@ -200,7 +194,7 @@ def _is_in(address: str, allow: str) -> bool:
 
 
 def _is_open(request: RequestHead) -> bool:
-    path = _path(request)
+    path = request.decoded_path
     return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
 
 

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from urllib.parse import unquote
 
 from corpus_server.errors import BadRequest, Forbidden
 
@@ -157,6 +158,11 @@ class RequestHead:
     def path(self) -> bytes:
         """The target up to its query string."""
         return self.target.partition(b"?")[0]
+
+    @property
+    def decoded_path(self) -> str:
+        """The path as both the router and the checks read it: no spelling is another path to one of them."""
+        return unquote(self.path.decode("latin-1")) if b"%" in self.path else self.path.decode("latin-1")
 
     @property
     def query_string(self) -> bytes:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from corpus_server import metrics
 from corpus_server.admission.access import Access
@@ -22,7 +22,7 @@ from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import contents
-from corpus_server.errors import CorpusServerError
+from corpus_server.errors import CorpusServerError, StateUnavailable
 from corpus_server.known_plans import KnownPlans
 from corpus_server.plan_store import PlanStore
 from corpus_server.read.bound_plan import BoundPlan
@@ -52,6 +52,18 @@ _REFUSING_SECONDS = 0.05
 
 _STUCK_SECONDS = 20.0
 """A thread that is at one slice for so long waits for a disk that does not answer."""
+
+
+class Unready(NamedTuple):
+    """Why a process should get no requests at present.
+
+    Attributes:
+        said: to everybody.
+        detail: with names of files, to those who may know them; "": there is no more to say.
+    """
+
+    said: str
+    detail: str = ""
 
 
 class Service:
@@ -134,22 +146,26 @@ class Service:
         ):
             threads.close()
 
-    def why_not_ready(self) -> str | None:
-        """Return None when ready, else one sentence; blocks."""
+    def why_not_ready(self) -> Unready | None:
+        """Return None when ready, else why not; blocks."""
         if self.draining:
-            return "the server is shutting down"
+            return Unready("the server is shutting down")
         now = time.monotonic()
         stuck = [since for since in list(self._working_since.values()) if now - since > _STUCK_SECONDS]
         if len(stuck) >= self.settings.gather_threads:
-            return f"all {len(stuck)} gather threads have waited for the disk for {_STUCK_SECONDS:g} s"
+            return Unready(
+                f"all {len(stuck)} gather threads have waited for the disk for {_STUCK_SECONDS:g} s"
+            )
         try:
             for corpus in self.catalog.corpora.values():
                 for shard in contents(corpus.shards):
                     if shard.file.is_local:  # a copy that changed is staged anew
                         shard.file.check_unchanged()
             self.store.check_writable()
+        except StateUnavailable as error:
+            return Unready("plans cannot be kept", error.detail)
         except CorpusServerError as error:
-            return error.detail
+            return Unready("a shard of a corpus changed, or cannot be read", error.detail)
         return None
 
     def corpus(self, name: str, caller: Caller) -> Corpus:

@@ -70,6 +70,14 @@ def build(
     column: Annotated[
         str | None, typer.Option(help="Field or column that holds lists of token ids, instead of text.")
     ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD,...|none",
+            help="With --column: fields that say which tokens are targets of training: labels (-100: not), "
+            "attention_mask, or 0 and 1. They become loss masks.",
+        ),
+    ] = None,
     eot: Annotated[
         int | None,
         typer.Option(
@@ -142,6 +150,7 @@ def build(
         splits=tuple(map(_split, split or ())),
         shard_tokens=shard_tokens,
         keep=split_names("keep", keep) or (),
+        mask=split_names("mask", mask) or (),
         cut_texts=cut_texts,
         on_error=on_error,
     )
@@ -166,13 +175,15 @@ def build(
         for name in columns_without_values(path):
             warn(f"{path}: no document has a value of {name!r}")
     if as_json:
-        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "eot")
+        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "eot", "num_targets")
         print_json({str(path): _facts(manifest, wanted) for path, manifest in said.items()})
     for path, manifest in () if as_json else said.items():
         say(
             f"{path}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} {manifest.dtype} tokens "
             f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}"
         )
+        if (targets := manifest.num_targets) is not None:
+            say(f"  loss masks: {targets:,} tokens are targets ({targets / manifest.num_tokens:.1%})")
     if not as_json:
         eot_name = name_of(options.tokenizer, options.eot)
         say(f"documents end with token {options.eot}" + ("" if eot_name is None else f" {eot_name!a}"))

@@ -9,7 +9,6 @@ send      framed by Content-Length, else in chunks (HTTP/1.0: by the end of the 
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Scope
 from starlette.types import Message as AsgiMessage
@@ -171,7 +170,7 @@ class Bridge:
             "http_version": self._message.version,
             "method": self._request.method,
             "scheme": "https" if self._line.is_tls else "http",
-            "path": unquote(path.decode("latin-1")),
+            "path": self._request.decoded_path,
             "raw_path": path,
             "query_string": query,
             "root_path": "",

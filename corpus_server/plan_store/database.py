@@ -1,8 +1,11 @@
 """The SQLite file that holds plans: its tables, their bounds, and going on where it is damaged or gone.
 
-A file that is damaged, or of a newer release, is renamed, and one that was deleted is made again, also while
-the server runs. What cannot be read or written now, on a full disk for example, is `StateUnavailable`; the
-next call tries again.
+One rule for all that may be wrong with the file, at opening and after every error of the database: a file
+that holds something else than it should is renamed, the log says so, and a new one is made. That is damage, a
+missing table or column, a version that no release had and, at opening, that of a newer release. A newer
+release that takes the file over while this one runs keeps it: this one stops using it and is not ready,
+because two releases would rename each other's files in turn. What cannot be read or written now, on a full
+disk for example, is `StateUnavailable`; the next call tries again.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
@@ -55,6 +59,7 @@ _SCHEMA = f"""
 """
 
 _LATER = """
+    CREATE INDEX IF NOT EXISTS plans_usage ON plans (owner, num_bytes);
     CREATE TABLE IF NOT EXISTS runs (
         plan TEXT NOT NULL, run TEXT NOT NULL, seen REAL NOT NULL, PRIMARY KEY (plan, run)
     ) WITHOUT ROWID;
@@ -64,9 +69,13 @@ _LATER = """
 
     CREATE TABLE IF NOT EXISTS links (
         id TEXT PRIMARY KEY, parent TEXT NOT NULL, root TEXT NOT NULL, number INTEGER NOT NULL,
-        placed BLOB NOT NULL, document TEXT NOT NULL
+        placed BLOB NOT NULL, document TEXT NOT NULL,
+        owner TEXT NOT NULL DEFAULT '', seen REAL NOT NULL DEFAULT 0, num_bytes INTEGER NOT NULL DEFAULT 0
     ) WITHOUT ROWID;
     CREATE INDEX IF NOT EXISTS links_of_root ON links (root, number);
+    CREATE INDEX IF NOT EXISTS links_of_parent ON links (parent);
+    CREATE INDEX IF NOT EXISTS links_of_owner ON links (owner, seen, id);
+    CREATE INDEX IF NOT EXISTS links_usage ON links (owner, num_bytes);
     CREATE TRIGGER IF NOT EXISTS links_added AFTER INSERT ON links BEGIN
         UPDATE totals SET num_bytes = num_bytes + length(new.document) + length(new.placed);
     END;
@@ -79,14 +88,14 @@ _LATER = """
 """
 """Not in the schema, whose change would lose the plans: a release that does not know them goes on without."""
 
-_EVICT = """
-    DELETE FROM plans WHERE id = (
-        SELECT CASE WHEN num_plans > ? OR num_bytes > ? THEN
-            (SELECT id FROM plans WHERE id != ? AND NOT kept ORDER BY seen, id DESC LIMIT 1)
-        END FROM totals
+_ADDED_COLUMNS = {
+    "links": (
+        "owner TEXT NOT NULL DEFAULT ''",
+        "seen REAL NOT NULL DEFAULT 0",
+        "num_bytes INTEGER NOT NULL DEFAULT 0",
     )
-"""
-"""Removes the plan not seen for the longest time if there are too many; never the newest, nor a kept one."""
+}
+"""Of tables that an earlier release made without them."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +108,7 @@ class Database(Closing):
     Args:
         state_dir: made if it does not exist.
         read_only: create nothing; the server may be running or not.
-        max_plans, max_bytes: of documents; plans that were not seen for the longest time make room.
+        max_plans, max_bytes: of all documents; see `plan_store/room.py`.
 
     Raises:
         InvalidParameter: the folder cannot be written, or no server has kept plans there.
@@ -110,9 +119,11 @@ class Database(Closing):
     ) -> None:
         self._path, self.read_only = state_dir / "plans.sqlite", read_only
         self._opened: os.stat_result
-        self._limits = max_plans, max_bytes
+        self.max_plans, self.max_bytes = max_plans, max_bytes
         self._lock = threading.Lock()  # of all below
         self._failure = ""  # that was logged
+        self._was_open = False
+        self._connection: sqlite3.Connection | None = None  # None: it is opened by the next call
         try:
             self._open()
         except (OSError, sqlite3.Error) as error:
@@ -126,7 +137,12 @@ class Database(Closing):
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         with self._lock:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
             self._connection.close()
+        self._connection = None
 
     def rows(self, statement: str, *values: object) -> list[Row]:
         """Run one statement; return its rows, or one with their number if it changed some."""
@@ -140,12 +156,6 @@ class Database(Closing):
     def has(self, table: str) -> bool:
         """Tell whether there is a table: a folder that is only read may be of an older release."""
         return bool(self.rows("SELECT 1 FROM sqlite_master WHERE name = ?", table))
-
-    def make_room(self, newest: str) -> None:
-        """Remove plans, but not the newest, until the others are within their bounds."""
-        # One at a time: other threads and processes may write in between.
-        while self.rows(_EVICT, *self._limits, newest):
-            pass
 
     def check_writable(self) -> None:
         """Raise StateUnavailable where nothing could be written.
@@ -179,25 +189,37 @@ class Database(Closing):
             return done
 
     def _try(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        if not self._is_there():
-            self._connection.close()
-            self._open()
-        # Opening shows most damage, but does not read every page: the second error is of a file to replace.
-        for replaces in (False, True):
+        # Opening shows most damage, but does not read every page: a second error is of a file to replace.
+        shown: sqlite3.Error | None = None
+        for attempt in range(3):
             try:
+                if self._connection is None or not self._is_there():
+                    self._disconnect()
+                    self._open(shown if attempt == 2 and shown and _wrong_with(shown) else None)
+                assert self._connection is not None
+                self._check_version(self._connection)
                 return work(self._connection)
-            except sqlite3.DatabaseError as error:
-                if not _wrong_with(error):
+            except sqlite3.Error as error:
+                is_newer = isinstance(error, sqlite3.NotSupportedError)
+                if attempt == 2 or is_newer or not (_wrong_with(error) or _may_lack_a_table(error)):
                     raise
-                self._connection.close()
-                self._open(error if replaces else None)
-        return work(self._connection)
+                shown = error
+                self._disconnect()
+        raise AssertionError
+
+    def _check_version(self, connection: sqlite3.Connection) -> None:
+        """Raise an error if a newer release has taken the file over."""
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > _SCHEMA_VERSION and not self.read_only:
+            raise _newer(version)
 
     def _is_there(self) -> bool:
+        """Tell whether the open file still has its name, and any content."""
         try:
-            return os.path.samestat(self._path.stat(), self._opened)
+            about = self._path.stat()
         except FileNotFoundError:
             return False
+        return os.path.samestat(about, self._opened) and about.st_size > 0
 
     def _open(self, damage: sqlite3.Error | None = None) -> None:
         """Open the file; if it is damaged or a newer release's, rename it, and make another.
@@ -215,9 +237,12 @@ class Database(Closing):
             try:
                 if damage is not None and self._is_there():
                     raise damage  # else another process has replaced it
+                if not self.read_only and path.exists() and not path.stat().st_size:
+                    raise _Unfit("it is empty")
                 self._connection = _connected(path, read_only=self.read_only)
             except sqlite3.DatabaseError as error:
-                if self.read_only or not (what := _wrong_with(error)):
+                is_taken_over = isinstance(error, sqlite3.NotSupportedError) and self._was_open
+                if self.read_only or is_taken_over or not (what := _wrong_with(error)):
                     raise
                 aside = path.with_name(f"{path.name}.{what}-{time.time_ns()}")
                 for suffix in ("-wal", "-shm"):
@@ -228,7 +253,17 @@ class Database(Closing):
                     "%s is %s (%s) and was renamed to %s; %s", path, what, error, aside.name, outlook
                 )
                 self._connection = _connected(path)
-        self._opened = path.stat()
+        self._opened, self._was_open = path.stat(), True
+
+
+def _newer(version: int) -> sqlite3.NotSupportedError:
+    return sqlite3.NotSupportedError(
+        f"a newer release uses it: version {version}, this one {_SCHEMA_VERSION}"
+    )
+
+
+class _Unfit(sqlite3.DatabaseError):
+    """The file is a database, and not what this release makes."""
 
 
 def _connected(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -248,10 +283,24 @@ def _connected(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
             connection.execute("PRAGMA synchronous = NORMAL")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > _SCHEMA_VERSION:
-                raise sqlite3.NotSupportedError(f"version {version}, this release reads {_SCHEMA_VERSION}")
+                raise _newer(version)
+            if version < 0:
+                raise _Unfit(f"no release has version {version}")
             if version != _SCHEMA_VERSION:
                 connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-            connection.executescript(_LATER)
+            for table, columns in _ADDED_COLUMNS.items():
+                if known := _columns(connection, table):
+                    for column in columns:
+                        if column.split()[0] not in known:
+                            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+            for later in (False, True):
+                if later:  # which names columns of the tables before
+                    connection.executescript(_LATER)
+                for table, made in _made_columns(later=later).items():
+                    if missing := made - _columns(connection, table):
+                        raise _Unfit(f"the table {table} lacks {', '.join(sorted(missing))}")
+            if not connection.execute("SELECT 1 FROM totals").fetchone():
+                raise _Unfit("the table totals is empty")
         # Touches every table, so that most damage shows here and not in a request.
         connection.execute("SELECT * FROM totals, plans ORDER BY seen DESC, id LIMIT 1").fetchall()
     except BaseException:
@@ -260,10 +309,30 @@ def _connected(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     return connection
 
 
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    return {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+
+
+@cache
+def _made_columns(*, later: bool) -> dict[str, set[str]]:
+    """Return the columns of each table as this release makes them."""
+    with closing(sqlite3.connect(":memory:")) as made:
+        made.executescript(_SCHEMA + (_LATER if later else ""))
+        tables = made.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        return {name: _columns(made, name) for (name,) in tables}
+
+
+def _may_lack_a_table(error: sqlite3.Error) -> bool:
+    """Tell whether an error may be of a table or a column that is missing, which opening the file shows."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA)
+
+
 def _wrong_with(error: sqlite3.Error) -> str:
     """Say what is wrong with the database if it holds something else than it should; "" of other errors."""
     if isinstance(error, sqlite3.NotSupportedError):
         return "newer"
+    if isinstance(error, _Unfit):
+        return "damaged"
     code = getattr(error, "sqlite_errorcode", 0)  # its upper bits hold details
     # A write-ahead log that was cut off is read too short for ever: other processes hold its index.
     is_cut = code == sqlite3.SQLITE_IOERR_SHORT_READ

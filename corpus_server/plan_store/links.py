@@ -1,13 +1,14 @@
 """Plans that continue others, kept as *links* of the plan that they all go back to, their root.
 
-They do not count as plans, and go when their root goes. With each link is kept where the sources stand when
-its stage begins, which takes up to 0.4 ms to compute: so a worker that begins in mid-run reads 100,000 links
-within seconds.
+They count for the token that posted them (`room.py`), and go when their root goes. With each link is kept
+where the sources stand when its stage begins, which takes up to 0.4 ms to compute: so a worker that begins in
+mid-run reads 100,000 links within seconds.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -17,12 +18,14 @@ from numpy.typing import NDArray
 
 from corpus_server.plan.chain import Continued, KeptLink
 from corpus_server.plan_store.database import Database
+from corpus_server.plan_store.room import make_room
 
 _MAX_DEPTH = 4096
 """Links that are read at a time."""
 
 _ADD = """
-    INSERT INTO links (id, parent, root, number, placed, document) VALUES (?, ?, ?, ?, ?, ?)
+    INSERT INTO links (id, parent, root, number, placed, document, owner, seen, num_bytes)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO NOTHING
 """
 
@@ -52,18 +55,25 @@ class PlacedLink(NamedTuple):
         return found[1 : 1 + int(size)], found[1 + int(size) :] if found.size > 1 + size else None
 
 
-def add_links(database: Database, plan: Continued) -> None:
-    """Keep the links of a plan, whose stages are placed and whose root was added before."""
+def add_links(database: Database, plan: Continued, *, owner: str = "anyone", most: int | None = None) -> None:
+    """Keep the links of a plan, whose stages are placed and whose root was added before.
+
+    Args:
+        owner: who posts it.
+        most: documents of this owner that are kept, see `room.py`.
+    """
     if has_link(database, plan.id):
         return
     root, log, num_sources = plan.root.id, plan.log, len(plan.sources)
-    rows, parent = [], plan.parent_id
+    rows, parent, now = [], plan.parent_id, time.time()
     for number, link in enumerate(plan.links, plan.num_before):
         placed = [log.positions[number, :num_sources]]
         placed += [] if log.rows is log.positions else [log.rows[number, :num_sources]]
         size = np.array([num_sources], dtype=np.uint64)
         numbers = np.concatenate([size, *placed]).astype("<u8").tobytes()
-        rows.append((link.id, parent, root, number, _digest(link.id, numbers) + numbers, link.document))
+        placed_bytes = _digest(link.id, numbers) + numbers
+        num_bytes = len(placed_bytes) + len(link.document)
+        rows.append((link.id, parent, root, number, placed_bytes, link.document, owner, now, num_bytes))
         parent = link.id
 
     def write(connection: sqlite3.Connection) -> None:
@@ -72,9 +82,17 @@ def add_links(database: Database, plan: Continued) -> None:
             # Else another process has just removed it; the client will post all of the chain again.
             if connection.execute("SELECT 1 FROM plans WHERE id = ?", (root,)).fetchone():
                 connection.executemany(_ADD, rows)
+                make_room(
+                    connection,
+                    owner=owner,
+                    max_owned=most,
+                    max_plans=database.max_plans,
+                    max_bytes=database.max_bytes,
+                    root=root,
+                    newest=plan.id,
+                )
 
     database.run(write)
-    database.make_room(root)
 
 
 def has_link(database: Database, plan_id: str) -> bool:

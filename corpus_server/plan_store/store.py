@@ -22,6 +22,7 @@ from corpus_server.plan.chain import Continued
 from corpus_server.plan.document import Plan
 from corpus_server.plan_store.database import Database, Row
 from corpus_server.plan_store.links import chain
+from corpus_server.plan_store.room import make_room
 
 MAX_RUNS = 32
 """Names of runs that are kept of a plan, those seen last."""
@@ -36,12 +37,10 @@ _RUNS_OF_PLAN = """
         FROM (SELECT its.run FROM runs AS its WHERE its.plan = plans.id ORDER BY its.seen DESC))
 """
 
-_EVICT_OF_OWNER = """
-    DELETE FROM plans WHERE id IN (
-        SELECT id FROM plans WHERE owner = ? AND NOT kept ORDER BY seen DESC, id LIMIT -1 OFFSET ?
-    )
+_ADD = """
+    INSERT INTO plans (id, seen, num_bytes, owner, document) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET seen = excluded.seen
 """
-"""Removes all plans of an owner but some, those seen last."""
 
 _EVICT_RUNS = """
     DELETE FROM runs WHERE plan = ? AND run IN
@@ -80,7 +79,7 @@ class PlanStore(Database):
 
         Args:
             owner: who posts it.
-            most: plans of this owner that are kept; those not seen for the longest time make room.
+            most: documents of this owner that are kept, see `room.py`.
             run: the name of the run that posts it; "" for none.
         """
         now, document = time.time(), plan.canonical_json
@@ -90,15 +89,23 @@ class PlanStore(Database):
                 self._add_run(plan.id, run, now)
             if _is_recent(known, now):
                 return
-            self.rows(
-                "INSERT INTO plans (id, seen, num_bytes, owner, document) VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT (id) DO UPDATE SET seen = excluded.seen",
-                *(plan.id, now, len(document), owner, document),
-            )
-            if most is not None:
-                self.rows(_EVICT_OF_OWNER, owner, most)
-            if not known:
-                self.make_room(plan.id)
+            values = plan.id, now, len(document), owner, document
+
+            def write(connection: sqlite3.Connection) -> None:
+                with connection:  # ends the transaction, well or not
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.execute(_ADD, values)
+                    make_room(
+                        connection,
+                        owner=owner,
+                        max_owned=most,
+                        max_plans=self.max_plans,
+                        max_bytes=self.max_bytes,
+                        root=plan.id,
+                        newest=plan.id,
+                    )
+
+            self.run(write)
         except StateUnavailable:
             if not known:
                 raise

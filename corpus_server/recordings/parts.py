@@ -142,7 +142,7 @@ class Recordings:
         """
         folder = self.names().get(name)
         if folder is None:
-            raise UnknownRecording.expected("recording", "one that /v1/recordings lists", name)
+            raise UnknownRecording.of(name)
         return open_recording(folder, budget, self._known)
 
 

@@ -41,6 +41,7 @@ class Gateway:
         counted = False
         service: Service = self.app.state.service
         head = scope[HEAD] = _head_of(scope)
+        scope["path"] = head.decoded_path
 
         def count() -> None:
             nonlocal counted

@@ -56,6 +56,7 @@ class CorpusAnswer(BaseModel):
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
     tokenizer: Annotated[str | None, Field(description="`bytes` or the name of its file.")]
     num_masks: Annotated[int, Field(description="Shards with a loss mask; the others count as all ones.")]
+    has_metadata: Annotated[bool, Field(description="Whether its documents have metadata.")]
     shards: list[ShardAnswer]
     view: Annotated[ViewAnswer | None, Field(description="Missing unless the corpus is a view.")] = None
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corpus_server.admission.request import Caller
+from corpus_server.admission.request import Caller, Limits
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import Forbidden, UnknownPlan
+from corpus_server.errors import Forbidden, StateUnavailable, UnknownPlan
 from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan_store import PlanStore
 from corpus_server.plan_store.links import chain, has_link, newest_link
@@ -22,6 +22,7 @@ from tests.corpora import some_tokens, write_megatron, write_raw
 from tests.reference import one_source
 from tests.serving import RunningServer, check_problem
 
+ALL = frozenset({"read:*", "plans"})
 ROOT = json.dumps(one_source("web", 8, 4)).encode()
 STAGES: list[dict[str, Any]] = [
     {"from_step": 5 * k + 1, "global_batch_size": 4, "mixture": {"web": k + 1, "code": 40 - k}}
@@ -289,3 +290,51 @@ def test_a_server_answers_every_decision_of_a_chain(tmp_path: Path) -> None:
             parameter="parent",
         )
         assert problem["received"] == "00" * 32
+
+
+def fork(number: int) -> dict[str, Any]:
+    return {"from_step": 1 + number, "global_batch_size": 4, "mixture": {"web": 1 + number, "code": 40}}
+
+
+def test_what_continues_a_plan_counts_for_the_token_that_posted_it(
+    catalog: Catalog, store: PlanStore
+) -> None:
+    """The failure was: a token with `max_plans = 1` filled the folder by forks of one plan."""
+    known = KnownPlans(catalog, store)
+    caller = Caller("few", frozenset({"read:*", "plans"}), limits=Limits(max_plans=3))
+    root = known.keep_document(ROOT, caller).plan.id
+    forks = [known.keep_document(link(root, fork(number)), caller).plan.id for number in range(12)]
+    kept = [each for each in forks if has_link(store, each)]
+    assert (len(kept), kept[-1], store.count()) == (2, forks[-1], 1)
+    known.keep_document(link(kept[-1], fork(20)), caller)
+    with pytest.raises(Forbidden, match="token 'few' may keep 3 plans, and each that continues another one"):
+        known.keep_document(link(kept[-1], fork(20), fork(30)), caller)
+
+
+def test_forks_of_one_token_push_out_no_plan_of_another(catalog: Catalog, tmp_path: Path) -> None:
+    with PlanStore(tmp_path / "bounded", max_bytes=40_000) as store:
+        known = KnownPlans(catalog, store)
+        own = [
+            known.keep_document(json.dumps(one_source("web", 8, 4, seed=seed)).encode(), Caller("own", ALL))
+            for seed in range(20)
+        ]
+        other = Caller("forks", ALL)
+        root = known.keep_document(ROOT, other).plan.id
+        for number in range(300):
+            known.keep_document(link(root, fork(number)), other)
+            assert store.rows("SELECT num_bytes FROM totals")[0][0] <= 40_000
+        assert [store.document(each.plan.id) is not None for each in own] == [True] * 20
+        assert newest_link(store, root) is not None
+
+
+def test_a_chain_ends_where_there_is_no_more_room(catalog: Catalog, tmp_path: Path) -> None:
+    """What it continues cannot make room for it; the failure was: a folder beyond its bound."""
+    with PlanStore(tmp_path / "bounded", max_bytes=5_000) as store:
+        known = KnownPlans(catalog, store)
+        ids = [known.keep_document(ROOT).plan.id]
+        with pytest.raises(StateUnavailable, match=r"room for .* 5,000 bytes"):  # noqa: PT012 - which one is open
+            for number in range(100):
+                ids.append(known.keep_document(link(ids[-1], fork(number))).plan.id)
+        assert 3 < len(ids) < 50
+        assert all(has_link(store, each) for each in ids[1:])
+        assert store.rows("SELECT num_bytes FROM totals")[0][0] <= 5_000

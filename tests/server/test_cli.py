@@ -241,6 +241,11 @@ MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
         good("--host", "none.invalid", "--port", "0", "--allow-anyone"),
         "cannot listen on host none.invalid, port 0",
     ),
+    (
+        "host-unknown",
+        good("--host", "nosuch.invalid", "--port", "0"),
+        "nosuch.invalid is no address, and no name",
+    ),
     ("host-no-name", good("--host", "a..b", "--port", "0", "--allow-anyone"), "cannot listen on host a..b"),
     ("no-tokens", good("--host", "0.0.0.0", "--port", "0"), "--allow-anyone"),
     ("tls-pipe", named_pipes, "expected a regular file, found a named pipe"),

@@ -231,3 +231,12 @@ def test_a_view_has_the_files_of_the_corpus_that_it_names(tmp_path: Path) -> Non
     assert found[0] == dataclasses.replace(web, name="hq", view=hq.view)
     assert found[1:] == (web, alone)
     assert with_views([hq]) == (hq,)
+
+
+@pytest.mark.parametrize("option", ["mask=no", "tokenizer=bytes", "eot=7", "dtype=uint32", "exclude=a.bin"])
+def test_an_option_of_a_view_that_the_served_corpus_decides_is_refused(option: str, tmp_path: Path) -> None:
+    """The failure was: it was dropped without a word."""
+    web = CorpusSpec.parse(f"web={tmp_path}/web,eot=7")
+    view = CorpusSpec.parse(f"hq=web?view={tmp_path}/hq.view,{option}")
+    with pytest.raises(InvalidParameter, match=f"give {option.partition('=')[0]} to 'web'"):
+        with_views([web, view])

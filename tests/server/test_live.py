@@ -184,3 +184,14 @@ def test_a_rank_that_moved_to_another_worker_is_one_rank() -> None:
     before, after = [10.0, 7.0, 5, 8.0, 1.0, 0.5], [20.0, 3.0, -1, 4.0, 0.25, 0.5]
     total = add_up([counted(ranks={key: after}), counted(ranks={key: before})])
     assert total["ranks"] == {key: [20.0, 3.0, -1, 12.0, 1.25, 1.0]}
+
+
+def test_a_clock_that_was_set_back_makes_no_absurd_rates() -> None:
+    """The failure was: what was counted in 5 s was divided by a millisecond."""
+    state = advance(advance({}, counted(), 10_000.0), counted(requests=50), 10_005.0)
+    state = advance(state, counted(requests=100), 7_000.0)
+    assert state["answer"]["samples"]["unix_seconds"] == []
+    assert all(each["values"]["tokens_per_second"] == 0 for each in state["answer"]["corpora"])
+    state = advance(state, counted(requests=150), 7_005.0)
+    assert last(state)["requests_per_second"] == 10.0
+    assert state["answer"]["samples"]["unix_seconds"] == [7_005.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -253,7 +254,7 @@ def test_a_newer_release_s_database_is_moved_aside(tmp_path: Path, caplog: pytes
     with PlanStore(tmp_path) as store:
         assert store.count() == 0
     (aside,) = tmp_path.glob("plans.sqlite.newer-*")
-    assert f"{path} is newer (version 1000" in caplog.text
+    assert f"{path} is newer (a newer release uses it: version 1000" in caplog.text
     path.unlink()
     aside.rename(path)
     with contextlib.closing(sqlite3.connect(path)) as newer:
@@ -323,6 +324,138 @@ def test_a_database_that_another_process_holds_fails_in_words_and_recovers(
         store.add(bound(2))
         assert store.count() == 2
     assert caplog.text.count("database is locked") == 2  # reading went well in between
+
+
+def drop_table(database: sqlite3.Connection) -> None:
+    database.execute("DROP TABLE runs")
+    database.execute("DROP TABLE plans")
+
+
+def drop_column(database: sqlite3.Connection) -> None:
+    database.executescript("DROP INDEX plans_seen; DROP INDEX plans_of_owner; DROP INDEX plans_usage;")
+    database.executescript("DROP TRIGGER plans_added; DROP TRIGGER plans_removed;")
+    database.execute("ALTER TABLE plans DROP COLUMN seen")
+
+
+def empty_totals(database: sqlite3.Connection) -> None:
+    database.execute("DELETE FROM totals")
+
+
+def strange_version(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA user_version = -1")
+
+
+@pytest.mark.parametrize("harm", [drop_table, drop_column, empty_totals, strange_version])
+def test_a_database_that_lacks_something_is_moved_aside_at_opening(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[sqlite3.Connection], None]
+) -> None:
+    """The failure was: "cannot be written: no such column: seen; give another with --state-dir"."""
+    with PlanStore(tmp_path) as store:
+        store.add(bound(1))
+    with contextlib.closing(sqlite3.connect(tmp_path / "plans.sqlite")) as database:
+        harm(database)
+        database.commit()
+    with PlanStore(tmp_path) as store:
+        store.add(bound(2))
+        assert store.find(bound(2).id) == bound(2)
+    assert len([*tmp_path.glob("plans.sqlite.damaged-*")]) == 1
+    assert "was renamed to plans.sqlite.damaged-" in caplog.text
+
+
+@pytest.mark.parametrize("harm", [drop_table, drop_column])
+def test_what_is_taken_out_of_an_open_database_is_noticed_by_the_next_call(
+    tmp_path: Path, harm: Callable[[sqlite3.Connection], None]
+) -> None:
+    """The failure was: new plans were 503 until a restart, and the server called itself ready."""
+    with PlanStore(tmp_path) as store, PlanStore(tmp_path) as other:
+        store.add(bound(1))
+        with contextlib.closing(sqlite3.connect(tmp_path / "plans.sqlite")) as database:
+            harm(database)
+            database.commit()
+        for each, seed in ((store, 2), (other, 3)):
+            each.add(bound(seed))
+        assert set(seeds(store.listed(9))) == {2, 3}
+    assert len([*tmp_path.glob("plans.sqlite.damaged-*")]) == 1
+
+
+def test_a_database_that_was_cut_to_nothing_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a server that has it open, whose log may still hold all of it, and by a worker that opens it."""
+    for is_open in (True, False):
+        folder = tmp_path / str(is_open)
+        with PlanStore(folder) as store:
+            store.add(bound(1))
+            if is_open:
+                (folder / "plans.sqlite").write_bytes(b"")
+                store.add(bound(2))
+                assert store.find(bound(2).id) == bound(2)
+        (folder / "plans.sqlite").write_bytes(b"")
+        with PlanStore(folder) as store:
+            assert store.count() == 0
+    assert caplog.text.count("it is empty") >= 2
+
+
+def test_a_newer_release_that_takes_the_database_over_keeps_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The failure was: the older one went on writing. Renaming would make the two take turns."""
+    path = tmp_path / "plans.sqlite"
+    with PlanStore(tmp_path) as store, contextlib.closing(sqlite3.connect(path)) as newer:
+        store.add(bound(1))
+        newer.execute("PRAGMA user_version = 1000")
+        for _ in range(2):
+            with pytest.raises(StateUnavailable, match="a newer release uses it"):
+                store.add(bound(2))
+            with pytest.raises(StateUnavailable, match="a newer release uses it"):
+                store.check_writable()
+        assert newer.execute("SELECT count(*) FROM plans").fetchone() == (1,)
+        newer.execute("PRAGMA user_version = 3")
+        store.add(bound(2))
+    assert caplog.text.count("a newer release uses it") == 1
+    assert [each.name for each in tmp_path.glob("*newer*")] == []
+
+
+def test_a_database_that_cannot_be_opened_again_is_opened_later(tmp_path: Path) -> None:
+    """The failure was: after damage, one lack of descriptors left it closed until a restart."""
+    path = tmp_path / "plans.sqlite"
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    plans = [bound(seed) for seed in range(400)]
+    with PlanStore(tmp_path) as store:
+        for plan in plans:
+            store.add(plan)
+    with PlanStore(tmp_path) as store:  # which has read a few pages
+        overwrite(path)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            failures = 0
+            for plan in plans:
+                try:
+                    store.document(plan.id)
+                except StateUnavailable:
+                    failures += 1
+            assert failures > 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        store.add(bound(2))
+        assert store.find(bound(2).id) == bound(2)
+
+
+def test_a_token_s_plans_push_out_its_own_and_not_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PlanStore(tmp_path, max_plans=12) as store:
+        for seed in range(6):
+            set_clock(monkeypatch, 100.0 * seed)
+            store.add(bound(seed), owner="careful")
+        for seed in range(100, 160):
+            set_clock(monkeypatch, 100.0 * seed)
+            store.add(bound(seed), owner="greedy")
+        assert set(seeds(store.listed(99))) == {*range(6), *range(154, 160)}
+        set_clock(monkeypatch, 99_999.0)
+        store.add(bound(7), owner="new")  # which has less than its share: who has most makes room
+        assert len({*range(6)} & set(seeds(store.listed(99)))) + 6 >= 11
+        assert store.count() == 12
 
 
 def delete(path: Path) -> None:

@@ -12,7 +12,7 @@ from corpus_server.answers.question import QueryParameters, RecordingName, Step,
 from corpus_server.answers.response import NO_STORE, Response, json_response
 from corpus_server.answers.service import Service
 from corpus_server.described import described
-from corpus_server.errors import CorpusServerError, InvalidParameter
+from corpus_server.errors import CorpusServerError, InvalidParameter, UnknownRecording
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.recordings import Recording, Spike, find_spikes, sum_losses
 from corpus_server.work import Budget, Limits
@@ -277,7 +277,8 @@ def _opened(
 ) -> tuple[Recording, int, int]:
     """Return a recording and the asked steps of it: (start, stop)."""
     found = service.recordings.open(name, budget)
-    caller.check_read(_to_read(found))
+    if not all(map(caller.may_read, _to_read(found))):
+        raise UnknownRecording.of(name)  # a refusal would tell that it exists, and of what it is
     first, last = found.steps
     start = max(query.start, first)
     return found, start, max(start, last if query.stop is None else min(query.stop, last))

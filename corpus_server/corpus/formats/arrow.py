@@ -38,6 +38,7 @@ from corpus_server.errors import UnreadableCorpus
 from corpus_server.user_files import parse_json, read_regular
 
 _COLUMN: Final = "input_ids"
+_MASKS: Final = ("labels", "attention_mask")  # columns that may say which tokens are padding
 _FILE_MAGIC: Final = b"ARROW1\0\0"
 _CONTINUATION: Final = b"\xff\xff\xff\xff"
 _BLOCK_BYTES: Final = 4096  # read at once: a whole message of a few columns, one request to a store
@@ -115,9 +116,13 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
     except (struct.error, ValueError, IndexError, RecursionError) as error:
         raise file.unreadable(f"its Arrow metadata is damaged: {error}", COPY_AGAIN) from error
     length = max(lengths, default=0)
+    others = [name for name in _MASKS if any(field.text(0) == name for field in schema.header.tables(1))]
+    left_out = (
+        f"; {' and '.join(others)} beside it: not served, build --mask makes loss masks" if others else ""
+    )
     return ShardLayout(
         format="arrow",
-        reason=f"named {file.path.suffix}, rows of {length} tokens in its column {_COLUMN}",
+        reason=f"named {file.path.suffix}, rows of {length} tokens in its column {_COLUMN}{left_out}",
         dtype=column.dtype,
         runs=tuple(runs) or (Run(0, 0),),
     )

@@ -48,9 +48,14 @@ def mask_layout(file: OpenFile, num_tokens: Sequence[int]) -> ShardLayout:
     return ShardLayout(format="mask", reason="named after a token file", dtype=MASK_DTYPE, runs=runs)
 
 
+def mask_name(name: str) -> str:
+    """Return the name of the loss mask beside a token file that has no name of its format for it."""
+    return f"{name}{_SUFFIX}"
+
+
 # Not a token format; listed so that folders know the suffix.
 FORMAT: Final = Format(
     read=lambda file, dtype, in_folder: None,
     loss_masks={f"*{_SUFFIX}": "a loss mask"},
-    mask_names=lambda name: [f"{name}{_SUFFIX}"],
+    mask_names=lambda name: [mask_name(name)],
 )

@@ -121,6 +121,7 @@ def _describe(
         num_documents=documents.num_documents,
         shards=described,
         origins=(origin,),
+        num_targets=documents.num_targets if documents.has_masks else None,
     )
     write_manifest(folder, manifest)
     return manifest

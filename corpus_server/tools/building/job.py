@@ -26,6 +26,7 @@ from corpus_server.tools.building.manifest import Strict, read_json, write_json
 
 SHARD_TOKENS: Final = 100_000_000  # tokens; as FineWeb's and modded-nanogpt's shards
 TRAIN: Final = "train"
+NO_MASK: Final = "none"  # stands for the fields of a mask where there is to be none
 MAX_IDS: Final = 1 << 32  # token ids lie below
 PARTS: Final = "parts"
 WHOLE: Final = "whole"
@@ -66,6 +67,8 @@ class BuildOptions(Strict):
         vocab_size: of the tokenizer; None without one.
         shard_tokens: most tokens of a shard.
         splits: parts of the corpus besides `train`, which gets the remaining documents. Empty: no division.
+        mask: fields beside the token ids that say which tokens are targets of training, see kinds/masked.py;
+            `none` alone for none, whatever fields there are.
         keep: fields or columns of the records that become the metadata of the documents, see kept.py.
         cut_texts: encode texts of any length, in pieces that end where lines end.
         on_error: what to do with a document that cannot be read or encoded: end the build, or leave it out.
@@ -79,6 +82,7 @@ class BuildOptions(Strict):
     shard_tokens: int = SHARD_TOKENS
     splits: tuple[Split, ...] = ()
     keep: tuple[str, ...] = ()
+    mask: tuple[str, ...] = ()
     cut_texts: bool = False
     on_error: Literal["refuse", "skip"] = "refuse"
 
@@ -87,6 +91,12 @@ class BuildOptions(Strict):
             raise InvalidParameter.expected("eot", f"in [0, {(self.vocab_size or MAX_IDS) - 1}]", self.eot)
         if self.shard_tokens < 1:
             raise InvalidParameter.expected("shard_tokens", "at least 1", self.shard_tokens)
+        if self.mask and self.column is None:
+            raise InvalidParameter.expected("mask", "left out without --column", ",".join(self.mask))
+        if NO_MASK in self.mask and len(self.mask) > 1:
+            raise InvalidParameter.expected(
+                "mask", f"names of fields, or {NO_MASK} alone", ",".join(self.mask)
+            )
         if self.on_error not in ("refuse", "skip"):
             raise InvalidParameter.expected("on_error", "'refuse' or 'skip'", self.on_error)
         names = [split.name for split in self.splits]
@@ -103,6 +113,11 @@ class BuildOptions(Strict):
     def tokenizer_file(self) -> Path | None:
         """The tokenizer's file; None for `bytes`, or without a tokenizer."""
         return None if self.tokenizer in (None, "bytes") else Path(str(self.tokenizer))
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether the corpus has loss masks."""
+        return self.mask not in ((), (NO_MASK,))
 
     @property
     def in_pieces(self) -> bool:

@@ -10,12 +10,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from corpus_server.corpus.formats.documents import documents_path
 from corpus_server.corpus.formats.layout import Ends, TokenDtype
+from corpus_server.corpus.formats.masks import MASK_DTYPE, mask_name
 from corpus_server.corpus.index import write_ends
 from corpus_server.corpus.progress import ByteCounter
 from corpus_server.corpus.publish import publishing
@@ -37,16 +38,25 @@ class SplitTokens:
         self._starts = list(accumulate((part.num_tokens for part in splits), initial=0))
         self.num_tokens = self._starts[-1]
         self.num_documents = sum(part.num_documents for part in splits)
+        self.num_targets = sum(part.num_targets for part in splits)
+        self.has_masks = options.has_masks
 
     def pieces(self, start: int, stop: int) -> Iterator[Tokens]:
         """Yield the tokens [start, stop), some at a time, in the type of the parts."""
+        return self._pieces(start, stop, "tokens", self._dtype)
+
+    def masks(self, start: int, stop: int) -> Iterator[Tokens]:
+        """Yield the loss mask of the tokens [start, stop), some at a time."""
+        return self._pieces(start, stop, "mask", MASK_DTYPE)
+
+    def _pieces(self, start: int, stop: int, kind: str, dtype: np.dtype[Any]) -> Iterator[Tokens]:
         for index in self._within(start, stop):
             base, end = self._starts[index], self._starts[index + 1]
-            path = part_path(self._folder, self._numbers[index], f"{self._split}.tokens")
+            path = part_path(self._folder, self._numbers[index], f"{self._split}.{kind}")
             last = min(stop, end) - base
             for token in range(max(start - base, 0), last, _PIECE):
                 count = min(_PIECE, last - token)
-                yield np.fromfile(path, self._dtype, count, offset=token * self._dtype.itemsize)
+                yield np.fromfile(path, dtype, count, offset=token * dtype.itemsize)
 
     def ends(self, start: int, stop: int) -> Iterator[Ends]:
         """Yield the ends of documents in (start, stop], some at a time, increasing."""
@@ -80,25 +90,30 @@ def write_shards(
     shard_tokens: int,
     written: ByteCounter,
 ) -> None:
-    """Write the shards of a split and their document ends into `folder`; what is there already stays."""
+    """Write the shards of a split, their loss masks and their document ends; what is there already stays."""
     start = 0
     for number, stop in enumerate(cuts(documents.ends(0, documents.num_tokens), shard_tokens)):
         path = folder / f"{number:06}.npy"
         if not path.exists():
-            with publishing(path) as file:
-                header = {"descr": dtype.str, "fortran_order": False, "shape": (stop - start,)}
-                np.lib.format.write_array_header_1_0(file, header)
-                for piece in documents.pieces(start, stop):
-                    file.write(piece.astype(dtype, copy=False).data)
-                    written.add(piece.size * dtype.itemsize)
-        else:
-            written.add((stop - start) * dtype.itemsize)
+            _write_array(path, dtype, stop - start, documents.pieces(start, stop))
+        mask = path.with_name(mask_name(path.name))
+        if documents.has_masks and not mask.exists():
+            _write_array(mask, MASK_DTYPE, stop - start, documents.masks(start, stop))
+        written.add((stop - start) * dtype.itemsize)
         if not documents_path(path).exists():
             (shard,) = open_runs(path)
             with shard, publishing(documents_path(path)) as file:
                 base = np.uint64(start)
                 write_ends([shard], eot, (ends - base for ends in documents.ends(start, stop)), file)
         start = stop
+
+
+def _write_array(path: Path, dtype: np.dtype[Any], size: int, pieces: Iterable[Tokens]) -> None:
+    with publishing(path) as file:
+        header = {"descr": dtype.str, "fortran_order": False, "shape": (size,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for piece in pieces:
+            file.write(piece.astype(dtype, copy=False).data)
 
 
 def cuts(ends: Iterable[Ends], shard_tokens: int) -> Iterator[int]:

@@ -77,6 +77,7 @@ class Manifest(Strict):
         tokenizer: `bytes`; or the tokenizer's file, which lies in the folder under this name; None if the
             corpus was made from ids and nobody named a tokenizer.
         packing: None. Corpora whose documents lie in padded rows were built by another release.
+        num_targets: tokens that are targets of training, as the loss masks say; None without masks.
         fingerprint: `full-<64 hex>`.
     """
 
@@ -92,6 +93,7 @@ class Manifest(Strict):
     num_documents: int
     shards: tuple[ManifestShard, ...]
     origins: tuple[Origin, ...]
+    num_targets: int | None = None
 
 
 def spec_of(folder: Path) -> CorpusSpec:

@@ -25,11 +25,12 @@ from corpus_server.corpus.fingerprints import (
     save_sidecar,
 )
 from corpus_server.corpus.formats.documents import documents_path
+from corpus_server.corpus.formats.masks import mask_name
 from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.metadata.files import FileDigest, files_in, known_digests, save_digests
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.selection import METADATA_FOLDER
-from corpus_server.corpus.shards import Shard
+from corpus_server.corpus.shards import Shard, contents
 from corpus_server.errors import InvalidParameter
 from corpus_server.tools.building.manifest import (
     Manifest,
@@ -98,11 +99,8 @@ def merge(paths: Sequence[Path], out: Path, *, copy: bool = False) -> dict[str |
 def _open(folder: Path, opened: ExitStack) -> _Built:
     manifest = read_manifest(folder)
     shards = open_shards(spec_of(folder), opened)
-    if mask := next((shard.mask for shard in shards if shard.mask is not None), None):
-        what = "is a loss mask, and merged corpora have none"
-        raise unreadable(mask.path, what, "serve the corpora as they are, and mix them in a plan")
     hashes = check_hashes(folder, manifest)
-    check_fingerprints(spec_of(folder), shards)
+    check_fingerprints(spec_of(folder), contents(shards))
     if [shard.name for shard in shards] != [shard.name for shard in manifest.shards]:
         what = f"holds {len(shards)} shards, its manifest names {len(manifest.shards)} or other ones"
         raise unreadable(folder, what, "copy the folder again, with all its files")
@@ -114,26 +112,35 @@ def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
     shards: list[ManifestShard] = []
     digests: list[ShardHashes] = []
     for corpus in corpora:
-        for shard, described, hashed in zip(
-            corpus.shards, corpus.manifest.shards, corpus.hashes.shards, strict=True
-        ):
+        hashes_left = iter(corpus.hashes.shards)  # of each shard, and of its loss mask behind it
+        for shard, described in zip(corpus.shards, corpus.manifest.shards, strict=True):
             # Numbered anew: the order of shards is the order of their names.
             name = f"{len(shards):06}{shard.path.suffix}"
             _place(shard.path, folder / name, copy=copy)
             _place(documents_path(shard.path), documents_path(folder / name), copy=copy)
             shards.append(replace(described, name=name))
-            digests.append(replace(hashed, name=name))
+            digests.append(replace(next(hashes_left), name=name))
+            if shard.mask is not None:
+                _place(shard.mask.path, folder / mask_name(name), copy=copy)
+                digests.append(replace(next(hashes_left), name=mask_name(name)))
     first = corpora[0].manifest
     if isinstance(first.tokenizer, Source):
         _place(corpora[0].folder / first.tokenizer.path, folder / first.tokenizer.path, copy=copy)
     _merge_metadata(corpora, folder, copy=copy)
     hashes = RecordedHashes(
-        sampled=sampled_fingerprint([shard for corpus in corpora for shard in corpus.shards]),
+        sampled=sampled_fingerprint(contents(shard for corpus in corpora for shard in corpus.shards)),
         shards=tuple(digests),
     )
     save_sidecar(spec_of(folder), hashes)
+    masked = [each.manifest for each in corpora if each.manifest.num_targets is not None]
+    num_targets = None
+    if masked:  # all tokens of a corpus without masks are targets
+        targets = (each.manifest.num_targets for each in corpora)
+        tokens = (each.manifest.num_tokens for each in corpora)
+        num_targets = sum(total if its is None else its for its, total in zip(targets, tokens, strict=True))
     manifest = replace(
         first,
+        num_targets=num_targets,
         fingerprint=hashes.full,
         num_tokens=sum(each.manifest.num_tokens for each in corpora),
         num_documents=sum(each.manifest.num_documents for each in corpora),

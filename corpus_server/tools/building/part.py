@@ -4,6 +4,7 @@ A part leaves these files, each published when it is complete. The last one show
 
     000012.SPLIT.tokens    documents one after another, an end-of-text token behind each; `options.part_dtype`
     000012.SPLIT.lengths   tokens of each document, with its end-of-text token; <u8
+    000012.SPLIT.mask      if there are loss masks: a byte of 0 or 1 for each token
     000012.SPLIT.kept      fields of each document, if some are kept, see kept.py
     000012.json            counts
 """
@@ -55,6 +56,7 @@ class PartSplit(Strict):
     num_documents: int
     num_tokens: int
     largest_id: int
+    num_targets: int  # tokens that are targets of training; all, without loss masks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +112,7 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
                 if found := _dropped(document, options):
                     dropped.append((document, found))
                 writer = writers[choose(document)]
-                if not writer.add(ids, document.kept, is_last=document.is_last):
+                if not writer.add(ids, document):
                     left_out[_NO_TEXT if len(document.content) == 0 else _NO_TOKEN] += 1
             for writer in writers:
                 writer.flush()
@@ -248,6 +250,11 @@ class _Writer:
         self._eot = np.array([options.eot], self._dtype)
         paths = (part_path(folder, number, f"{name}.{kind}") for kind in ("tokens", "lengths"))
         self._tokens_file, self._lengths_file = (files.enter_context(publishing(path)) for path in paths)
+        self._mask_file: BinaryIO | None = None
+        if options.has_masks:
+            self._mask_file = files.enter_context(publishing(part_path(folder, number, f"{name}.mask")))
+        self._masks: list[Tokens] = []
+        self._num_targets = 0
         self._keep = options.keep
         self._kept_file: BinaryIO | None = None
         if options.keep:
@@ -259,19 +266,24 @@ class _Writer:
         self._num_written = 0  # tokens of that document that are in the file already
         self._num_documents = self._num_tokens = self._largest_id = 0
 
-    def add(self, ids: Tokens, kept: Kept, *, is_last: bool) -> bool:
+    def add(self, ids: Tokens, document: Document) -> bool:
         """Take a document, or the next piece of one; return False if it ends without a token."""
         if len(ids):
             self._pieces.append(ids)
             self._length += len(ids)
-        if not is_last or not self._length:
-            return not is_last
+        if not document.is_last or not self._length:
+            return not document.is_last
+        if self._mask_file is not None:
+            mask = np.ones(len(ids), np.uint8) if document.mask is None else document.mask
+            self._masks.append(mask)
         # Rows of data sets often bring their end-of-text token.
         if not len(ids) or ids[-1] != self._eot[0]:
             self._pieces.append(self._eot)
             self._length += 1
+            if self._mask_file is not None:  # who learns the last token learns to stop behind it
+                self._masks.append(mask[-1:])
         self._lengths.append(self._length)
-        self._kept.append(kept)
+        self._kept.append(document.kept)
         self._length = self._num_written = 0
         return True
 
@@ -296,6 +308,11 @@ class _Writer:
             raise RuntimeError(f"the tokenizer gave id {self._largest_id}, beyond its vocabulary")
         self._tokens_file.write(tokens.astype(self._dtype, copy=False).data)
         self._lengths_file.write(np.array(self._lengths, LENGTH_DTYPE).data)
+        if self._mask_file is not None:
+            masks = np.concatenate(self._masks)
+            self._mask_file.write(masks.data)
+            self._num_targets += int(masks.sum())
+            self._masks = []
         if self._kept_file is not None:
             append(self._kept_file, record_batch(self._keep, self._kept))
         self._num_documents += len(self._lengths)
@@ -306,5 +323,8 @@ class _Writer:
     def result(self) -> PartSplit:
         """Return the counts."""
         return PartSplit(
-            num_documents=self._num_documents, num_tokens=self._num_tokens, largest_id=self._largest_id
+            num_documents=self._num_documents,
+            num_tokens=self._num_tokens,
+            largest_id=self._largest_id,
+            num_targets=self._num_tokens if self._mask_file is None else self._num_targets,
         )

@@ -89,6 +89,9 @@ def _kind(path: str, options: BuildOptions | None = None) -> Kind:
     if options is not None and options.keep and not kind.has_fields:
         remedy = "keep fields of JSON lines, Parquet and Arrow files"
         raise unreadable(Path(path), f"has no field {options.keep[0]!r} to keep", remedy)
+    if options is not None and options.has_masks and not kind.has_fields:
+        remedy = "JSON lines, Parquet and Arrow files have fields"
+        raise unreadable(Path(path), f"has no field {options.mask[0]!r} for a loss mask", remedy)
     return kind
 
 

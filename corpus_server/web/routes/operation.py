@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from starlette.responses import PlainTextResponse
 from starlette.responses import Response as AsgiResponse
@@ -51,15 +50,19 @@ async def readiness(call: Call) -> AsgiResponse:
 
     Reasons: it is shutting down, a shard changed, the disk hangs, or plans cannot be kept.
     """
-    failure = await call.service.run_probe(call.service.why_not_ready)
-    if failure is not None:
-        return refused(call.request.scope, NotReady(failure))
+    service = call.service
+    unready = await service.run_probe(service.why_not_ready)
+    # Else strangers would learn the names of corpora and of their files.
+    may_know = service.access.num_tokens is None and service.settings.allow is None
+    if unready is not None:
+        remedy = "the server's log names the file" if unready.detail and not may_know else None
+        error = NotReady((may_know and unready.detail) or unready.said, remedy=remedy)
+        return refused(call.request.scope, error)
     ready: dict[str, object] = {"status": "ready"}
-    if call.service.access.failure:  # whose text names the file
+    if service.access.failure:  # whose text names the file
         ready["warning"] = "the file of tokens cannot be taken up; the tokens read before are in force"
-    # Else strangers would learn the names.
-    if call.service.access.num_tokens is None and call.service.settings.allow is None:
-        ready["corpora"] = list(call.service.catalog.corpora)
+    if may_know:
+        ready["corpora"] = list(service.catalog.corpora)
     return sent(json_response(ready, NO_STORE))
 
 
@@ -96,7 +99,7 @@ def _named(asked: RequestHead) -> tuple[list[str], list[str]]:
     plans = [query[name] for name in ("plan", "other") if name in query]
     # Beside a plan it is one of the plan's own.
     corpora = [query["corpus"]] if "corpus" in query and not plans else []
-    match unquote(asked.path.decode("latin-1")).split("/"):
+    match asked.decoded_path.split("/"):
         case ["", "v1", "corpora", name, *_]:
             corpora.append(name)
         case ["", "v1", "plans", plan_id, *_]:

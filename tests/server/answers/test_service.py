@@ -192,7 +192,7 @@ def test_a_process_whose_threads_all_hang_is_not_ready(
             threading.Thread(target=hang, daemon=True).start()
             assert begun.wait(LONG)
             said = f"all {number} gather threads have waited for the disk for 0 s"
-            assert service.why_not_ready() == (said if k == number else None)
+            assert service.why_not_ready() == (module.Unready(said) if k == number else None)
         monkeypatch.setattr(module, "_STUCK_SECONDS", LONG)
         assert service.why_not_ready() is None
     while service._working_since:
@@ -205,4 +205,6 @@ def test_a_process_whose_files_have_changed_is_not_ready(
 ) -> None:
     (tmp_path / name).write_bytes(b"")
     said = f"{name}: {size} bytes at opening, 0 now; a served file must not change"
-    assert service.why_not_ready() == said
+    unready = service.why_not_ready()
+    assert unready is not None
+    assert unready.detail == said

@@ -14,6 +14,7 @@ import pytest
 from corpus_server.admission import Access
 from corpus_server.errors import InvalidParameter
 from tests.corpora import some_tokens, write_raw
+from tests.recorded import Record, write_part
 from tests.serving import RunningServer, check_problem, host_and_port
 from tests.tokens import Tokens, plan, post
 
@@ -196,6 +197,38 @@ def test_nobody_learns_the_names_of_others(server: RunningServer, tokens: Tokens
         assert b"code" not in answer.body
 
 
+SPELLINGS = [
+    *("{}%0A", "{}%0a", "{}\n", "{}%00", "{}/", "/{}", "{}%2F", "{};a", "{}%20", "{}?a=1", "{}%3F"),
+    *("//v1/plans", "/V1/plans", "/v1/PLANS", "/v1/%70lans", "/%76%31%2Fplans", "/v1/./plans", "/v1//plans"),
+    *(
+        "/v1/x/../plans",
+        "/v1%2fplans",
+        "/%2e/v1/plans",
+        "/v1/plans%250A",
+        "/v1/pl\xe4ns",
+        "/METRICS",
+        "/%6detrics",
+    ),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/live", "/metrics", "/docs", "/openapi.json"])
+def test_no_odd_spelling_of_a_path_needs_another_scope(
+    server: RunningServer, tokens: Tokens, path: str
+) -> None:
+    """Catalogue row 52. The failure was: before `%0A` the router found the path, the check another one."""
+    own = {"/v1/live": "prometheus", "/metrics": "prometheus"}.get(path, "inspector")
+    assert server.get(path, headers=tokens.header(own)).status == 200
+    for spelled in SPELLINGS:
+        target = spelled.format(path).encode("latin-1")
+        head = [b"GET " + target + b" HTTP/1.1", b"Host: x", b"Connection: close"]
+        head += [f"{name}: {value}".encode() for name, value in tokens.header("web").items()]
+        with socket.create_connection(host_and_port(server.url), timeout=20) as connection:
+            connection.sendall(b"\r\n".join([*head, b"", b""]))
+            status = int(connection.makefile("rb").readline().split()[1])
+        assert status in (400, 403, 404), (spelled, status)
+
+
 def test_the_list_of_corpora_has_those_that_may_be_read(server: RunningServer, tokens: Tokens) -> None:
     def names(token: str) -> list[str]:
         answer = server.get("/v1/corpora", headers=tokens.header(token))
@@ -347,3 +380,38 @@ def test_only_allowed_networks_are_answered(
                 assert document["remedy"] == "ask from another network"
         assert running.get("/healthz").json() == {"status": "alive"}
         assert running.get("/readyz").json() == {"status": "ready"}
+
+
+def test_strangers_learn_no_file_that_changed(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "secret-project.bin", some_tokens(5000))
+    known = Tokens(tmp_path / "tokens.toml")
+    known.add("web", "read:web")
+    with RunningServer({"web": path}, tmp_path, arguments=["--tokens", str(known.path)]) as server:
+        path.write_bytes(b"")
+        problem = check_problem(server.get("/readyz"), 503, "not-ready")
+    assert problem["detail"] == "a shard of a corpus changed, or cannot be read"
+    assert "secret" not in str(problem)
+    with RunningServer({"web": write_raw(path, some_tokens(5000))}, tmp_path) as server:
+        path.write_bytes(b"")
+        assert "secret-project.bin" in check_problem(server.get("/readyz"), 503, "not-ready")["detail"]
+
+
+def test_a_recording_that_may_not_be_read_is_as_unknown_as_one_that_is_not_there(tmp_path: Path) -> None:
+    """The refusal named the scope that was lacking, and so a corpus and that the name was right."""
+    path = write_raw(tmp_path / "web.bin", some_tokens(5000))
+    known = Tokens(tmp_path / "tokens.toml")
+    known.add("web", "read:web")
+    (tmp_path / "losses").mkdir()
+    write_part(
+        tmp_path / "losses" / "kept", [Record(1, 0, "secret", 2.0)], rank=0, world_size=1, plan="a" * 64
+    )
+    arguments = ["--tokens", str(known.path), "--record-dir", str(tmp_path / "losses")]
+    with RunningServer({"web": path}, tmp_path, arguments=arguments) as server:
+        for asked in ("losses", "spikes"):
+            answers = [
+                server.get(f"/v1/recordings/{name}/{asked}", headers=known.header("web"))
+                for name in ("kept", "none")
+            ]
+            for answer in answers:
+                check_problem(answer, 404, "unknown-recording", parameter="recording")
+            assert answers[0].body.replace(b"kept", b"none") == answers[1].body

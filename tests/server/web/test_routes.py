@@ -252,6 +252,32 @@ def test_the_openapi_document_names_every_field_of_a_plan(server: RunningServer)
         assert set(properties) == {field.name for field in fields(kind)}, kind
 
 
+def test_the_openapi_document_names_every_field_of_a_description(server: RunningServer) -> None:
+    """A generated client drops what the description leaves out, or refuses it."""
+    document = server.get("/openapi.json").json()
+    stages = [{"global_batch_size": 4, "mixture": {"web": 1}}]
+    posted = server.post_plan({"seq_len": 16, "stages": stages})
+    answers = {path: server.get(path).json() for path in ("/v1/corpora", "/v1/plans")}
+    answers["/v1/corpora/{name}"] = server.get("/v1/corpora/web").json()
+    answers["/v1/plans/{plan_id}"] = posted.json()
+
+    def check(value: Any, schema: dict[str, Any]) -> None:
+        schema = schema.get("anyOf", [schema])[0]
+        if "$ref" in schema:
+            schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        if isinstance(value, list):
+            for each in value:
+                check(each, schema["items"])
+        elif isinstance(value, dict) and "properties" in schema:
+            assert set(value) <= set(schema["properties"]), schema["title"]
+            for name, each in value.items():
+                check(each, schema["properties"][name])
+
+    for path, answer in answers.items():
+        described = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]
+        check(answer, described["schema"])
+
+
 def test_operation_ids_are_unique(server: RunningServer) -> None:
     """Generators of clients refuse a description in which two operations have one name."""
     paths = server.get("/openapi.json").json()["paths"]

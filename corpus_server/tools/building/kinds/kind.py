@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from corpus_server.corpus.files import unreadable
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.extras import optional_package
@@ -27,6 +30,7 @@ class Document(NamedTuple):
         unit: what the file counts its documents in, for errors: "row", say; "" for a whole file.
         number: of the row, sample or item, counted from 0; of a line, the byte at which it begins.
         content: text, or token ids `(n,)` of any integer type; empty where the file has a null.
+        mask: `(n,) uint8` beside token ids, 1 where a token is a target of training; None if all are.
         kept: values of the fields that `options.keep` names.
         is_last: more of the same document follows, unless it is set.
         digest: xxh3-64 of the whole text, where `content` is a piece and the build has splits.
@@ -41,6 +45,7 @@ class Document(NamedTuple):
     is_last: bool = True
     digest: int | None = None
     error: UnreadableCorpus | None = None
+    mask: NDArray[np.uint8] | None = None
 
     def failed(self, error: UnreadableCorpus) -> Document:
         """Return this document as one that cannot be taken."""

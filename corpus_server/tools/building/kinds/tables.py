@@ -22,6 +22,7 @@ from corpus_server.tools.building.kinds.kind import (
     pyarrow,
     reading,
 )
+from corpus_server.tools.building.kinds.masked import mask_fields, with_masks
 
 _ROWS_AT_ONCE: Final = 256  # a batch of an Arrow file may hold gigabytes, and more of them as Python strings
 
@@ -29,14 +30,29 @@ _ROWS_AT_ONCE: Final = 256  # a batch of an Arrow file may hold gigabytes, and m
 def _read(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     with _opened(piece) as (schema, row, batches):
         name = _column(piece, schema, options)
-        names = {name, *columns_to_read(schema.names, options.keep)}
+        masks = [each for each in mask_fields(schema.names, options) if _is_list(piece, schema, each)]
+        names = {name, *masks, *columns_to_read(schema.names, options.keep)}
         for batch in batches(list(names)):
             rows = _rows(piece.path, row, batch.column(name), options)
             if options.keep:
                 both = zip(rows, kept_rows(batch, options.keep), strict=True)
                 rows = (document._replace(kept=kept) for document, kept in both)
+            if masks:
+                rows = with_masks(rows, {each: _lists(batch.column(each)) for each in masks}, options)
             yield from rows
             row += batch.num_rows
+
+
+def _is_list(piece: Slice, schema: Any, name: str) -> bool:
+    found, types = schema.field(name).type, pyarrow(piece.path).types
+    return any(check(found) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+
+
+def _lists(column: Any) -> list[Any]:
+    """Return the values of each row of a column of lists: `(n,)`, empty for null."""
+    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    return np.split(values, np.cumsum(lengths)[:-1])
 
 
 def _check(piece: Slice, options: BuildOptions) -> None:
@@ -104,6 +120,12 @@ def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
         remedy = IS_IDS.format(name) if is_list else None
         raise unreadable(path, f"expected text in column {name!r}, got {found}", remedy)
     _check_kept(path, schema, options)
+    for each in options.mask if options.has_masks else ():
+        if each not in schema.names or not _is_list(piece, schema, each):
+            what = no_field(each, schema.names, options)[0] if each not in schema.names else None
+            raise unreadable(
+                path, what or f"expected lists of numbers in column {each!r}, got {schema.field(each).type}"
+            )
     return name
 
 

@@ -28,6 +28,7 @@ from corpus_server.tools.building.kinds.kind import (
     no_field,
     opened,
 )
+from corpus_server.tools.building.kinds.masked import mask_fields, with_mask
 
 # Characters of a piece, where a text is encoded in pieces. It is cut at ends of lines, where few tokenizers
 # would join what is before with what is behind.
@@ -166,7 +167,15 @@ def _json_document(line: Document, options: BuildOptions, piece: Slice) -> Docum
     if name not in record:
         raise line.unreadable(*no_field(name, list(record), options))
     content = _json_content(line, name, record[name], options)
-    return line._replace(content=content, kept=kept_fields(record, options.keep))
+    document = line._replace(content=content, kept=kept_fields(record, options.keep))
+    fields = {field: _values(record.get(field)) for field in mask_fields(record, options)}
+    return with_mask(document, fields, options) if fields else document
+
+
+def _values(value: Any) -> list[Any] | None:
+    """Return the values of a field beside the token ids; None if it is no list of numbers."""
+    is_numbers = isinstance(value, list) and set(map(type, value)) <= {int, float, bool}
+    return value if is_numbers else None
 
 
 def _json_content(line: Document, name: str, value: Any, options: BuildOptions) -> Any:

@@ -1,0 +1,137 @@
+"""Measure how soon a server is ready, how soon a killed worker is replaced, and what workers take of memory.
+
+    python -m scripts.start_cost [--before COMMIT] [--rounds 20]
+
+Servers of this tree and of the commit take turns.
+
+*ready* is from the command to the first response of `/readyz`, with *CPU* of all its processes until then.
+*replaced* is the wait for a response after the only worker was killed, on a new connection. *MiB* is the
+proportional share (PSS) of all processes of a server together after 200 batches for each worker, 4 MiB of the
+corpus included, and in brackets what each worker has for itself (USS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from scripts.benchmarks.servers import checked_out
+from scripts.processes import HOST, ROOT, claim_port, running
+
+NUM_WORKERS = (1, 4, 8)
+BATCHES = "/v1/batches?corpus=web&seq_len=1024&batch_size=64&step={}"
+MIB = 2**20
+
+
+def ask(port: int, target: str) -> int:
+    """Return the status of a request over a connection of its own."""
+    with closing(http.client.HTTPConnection(HOST, port, timeout=30)) as connection:
+        connection.request("GET", target)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+
+
+def is_answered(port: int, target: str) -> bool:
+    """Tell whether a request gets 200."""
+    try:
+        return ask(port, target) == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def wait(port: int, target: str) -> None:
+    """Ask until the answer is 200."""
+    while not is_answered(port, target):
+        time.sleep(0.002)
+
+
+@contextmanager
+def served(tree: Path, corpus: Path, num_workers: int) -> Iterator[tuple[psutil.Process, int, float, float]]:
+    """Yield a server that is ready, its port, and the seconds and the seconds of CPU until then."""
+    port = claim_port()
+    with tempfile.TemporaryDirectory() as state_dir:
+        command = [sys.executable, "-m", "corpus_server", "serve", f"web={corpus}", "--port", str(port)]
+        command += ["--workers", str(num_workers), "--state-dir", state_dir, "--log-level", "warning"]
+        began = time.monotonic()
+        with running(command, tree=tree) as process:
+            wait(port, "/readyz")
+            seconds = time.monotonic() - began
+            server = psutil.Process(process.pid)
+            times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
+            yield server, port, seconds, sum(each.user + each.system for each in times)
+
+
+def workers_of(server: psutil.Process) -> list[psutil.Process]:
+    """Return the workers of a server of any commit."""
+    children = server.children()
+    return [each for each in children if each.name() == "corpus-worker"] or children
+
+
+def measure(tree: Path, corpus: Path, found: dict[str, list[float]]) -> None:
+    """Start a server, kill its worker a second later, and wait for the next one."""
+    with served(tree, corpus, 1) as (server, port, seconds, cpu):
+        found["ready, s"].append(seconds)
+        found["CPU, s"].append(cpu)
+        time.sleep(1)
+        began = time.monotonic()
+        workers_of(server)[0].kill()
+        wait(port, "/healthz")
+        found["replaced, s"].append(time.monotonic() - began)
+
+
+def memory(tree: Path, corpus: Path, num_workers: int) -> tuple[float, float]:
+    """Return MiB of all processes of a server, and of each worker alone."""
+    with served(tree, corpus, num_workers) as (server, port, *_):
+        deadline = time.monotonic() + 60
+        while len(workers_of(server)) < num_workers and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for step in range(200 * num_workers):
+            ask(port, BATCHES.format(step))
+        processes = [server, *server.children(recursive=True)]
+        shared = sum(each.memory_full_info().pss for each in processes)
+        own = [each.memory_full_info().uss for each in workers_of(server)]
+        return shared / MIB, statistics.median(own) / MIB
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--before", metavar="COMMIT", help="that commit's server beside this tree's")
+    parser.add_argument("--rounds", type=int, default=20)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "web.bin"
+        np.random.default_rng(1).integers(0, 50_000, 2_000_000).astype("<u2").tofile(corpus)
+        with checked_out(given.before) if given.before else nullcontext() as before:
+            trees = {given.before: before} if before else {}
+            trees |= {"this tree": ROOT}
+            found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in trees}
+            for _ in range(given.rounds):
+                for name, tree in trees.items():
+                    measure(tree, corpus, found[name])
+            print(f"| {'median (worst)'} | {' | '.join(trees)} |\n|---|{'---|' * len(trees)}")
+            for what in next(iter(found.values())):
+                cells = [
+                    f"{statistics.median(each[what]):.2f} ({max(each[what]):.2f})" for each in found.values()
+                ]
+                print(f"| {what} | {' | '.join(cells)} |")
+            for num_workers in NUM_WORKERS:
+                values = [memory(tree, corpus, num_workers) for tree in trees.values()]
+                cells = [f"{total:.0f} ({own:.0f})" for total, own in values]
+                print(f"| {num_workers} workers, MiB (each alone) | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Loss masks that `build` makes of the fields beside token ids: padding is no text, and -100 no target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from corpus_server.corpus.verify import verify
+from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.tools.building.manifest import read_manifest, spec_of
+from corpus_server.tools.building.merge import merge
+from tests.corpora import open_corpus
+from tests.server.tools.building.sources import build_here
+from tests.serving import RunningServer, run_here
+
+PAD, END, LENGTH = 0, 2, 8
+DOCUMENTS = [[5, 6, 7, END], [8, 9, END], [10, 11, 12, 13, 14, END]]
+PADDED = [each + [PAD] * (LENGTH - len(each)) for each in DOCUMENTS]
+ATTENTION = [[1] * len(each) + [0] * (LENGTH - len(each)) for each in DOCUMENTS]
+LABELS = [[-100] * 2 + each[2:] + [-100] * (LENGTH - len(each)) for each in DOCUMENTS]
+TARGETS = [[0, 0, 1, 1], [0, 0, 1], [0, 0, 1, 1, 1, 1]]
+
+
+def write_parquet(folder: Path, **columns: Sequence[Any]) -> Path:
+    pq.write_table(pa.table(columns), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def write_lines(folder: Path, **columns: Sequence[Any]) -> Path:
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    (folder / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder / "a.jsonl"
+
+
+def write_feather(folder: Path, **columns: Sequence[Any]) -> Path:
+    path = folder / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, pa.table(columns).schema) as writer:
+        writer.write_table(pa.table(columns), max_chunksize=2)
+    return path
+
+
+@pytest.fixture(params=[write_parquet, write_lines, write_feather])
+def write(request: pytest.FixtureRequest) -> Callable[..., Path]:
+    return request.param
+
+
+def built(source: Path, **options: Any) -> tuple[list[int], list[int] | None]:
+    """Return the tokens of a corpus that is built of a source, and its loss mask."""
+    out = source.parent / f"out-{len(list(source.parent.iterdir()))}"
+    build_here([source], out, column="input_ids", eot=END, **options)
+    assert verify(spec_of(out)).ok
+    with open_corpus(out) as corpus:
+        (shard,) = corpus.shards
+        mask = None if shard.mask is None else shard.mask.tokens.astype(int).tolist()
+        targets = read_manifest(out).num_targets
+        assert targets == (None if mask is None else sum(mask))
+        return shard.tokens.tolist(), mask
+
+
+def joined(rows: Sequence[Sequence[int]]) -> list[int]:
+    return [each for row in rows for each in row]
+
+
+def test_padding_is_left_out_and_labels_become_the_loss_mask(
+    tmp_path: Path, write: Callable[..., Path]
+) -> None:
+    source = write(tmp_path, input_ids=PADDED, attention_mask=ATTENTION, labels=LABELS)
+    both = built(source, mask=("labels", "attention_mask"))
+    assert both == (joined(DOCUMENTS), joined(TARGETS))
+    tokens, mask = built(source, mask=("labels",))  # covers the padding, too, which stays
+    assert tokens == joined([[*row, END] for row in PADDED])
+    assert mask == joined([[int(label != -100) for label in row] + [0] for row in LABELS])
+    assert built(source, mask=("none",)) == (tokens, None)
+    tokens, mask = built(source, mask=("attention_mask",)) if False else both
+    with pytest.raises(
+        UnreadableCorpus, match=r"'labels' says that token 0 is no target.*--mask attention_mask,labels"
+    ):
+        built(source, mask=("attention_mask",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"attention_mask": ATTENTION},
+            "'attention_mask' says that token 4 is no target of training; say --mask att",
+        ),
+        (
+            {"labels": LABELS},
+            "'labels' says that token 0 is no target of training; say --mask labels to make a loss",
+        ),
+        ({"completion_mask": ATTENTION}, "'completion_mask' says that token 4 is no target"),
+    ],
+)
+def test_padding_and_masked_labels_are_not_trained_on_in_silence(
+    tmp_path: Path, write: Callable[..., Path], fields: dict[str, Any], message: str
+) -> None:
+    source = write(tmp_path, input_ids=PADDED, **fields)
+    with pytest.raises(UnreadableCorpus, match=message):
+        built(source)
+    whole = {name: [[1] * LENGTH if name != "labels" else row for row in PADDED] for name in fields}
+    assert built(write(tmp_path, input_ids=PADDED, **whole)) == (
+        joined([[*row, END] for row in PADDED]),
+        None,
+    )
+
+
+@pytest.mark.parametrize("kind", [int, bool, float])
+def test_a_field_of_zeros_and_ones(tmp_path: Path, write: Callable[..., Path], kind: type) -> None:
+    weights = [[kind(number % 2) for number in range(len(row))] for row in DOCUMENTS]
+    tokens, mask = built(write(tmp_path, input_ids=DOCUMENTS, weights=weights), mask=("weights",))
+    assert (tokens, mask) == (joined(DOCUMENTS), joined([[int(each) for each in row] for row in weights]))
+
+
+def test_the_end_of_text_is_learnt_with_the_last_token(tmp_path: Path, write: Callable[..., Path]) -> None:
+    rows, weights = [[5, 6], [7, 8]], [[0, 1], [1, 0]]
+    assert built(write(tmp_path, input_ids=rows, weights=weights), mask=("weights",)) == (
+        [5, 6, END, 7, 8, END],
+        [0, 1, 1, 1, 0, 0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        (
+            "weights",
+            [[1, 0], [1, 1], [0, 2]],
+            "row 2|line 3: expected 0 and 1 in 'weights', got 2 at token 1",
+        ),
+        (
+            "weights",
+            [[1.0, 0.5], [1.0, 1.0], [0.0, 1.0]],
+            r"got 0\.5 at token 1; a loss mask keeps one of the two",
+        ),
+        ("weights", [[1], [1, 1], [0, 1]], "expected 2 values in 'weights', one a token, got 1"),
+        ("labels", [[6, 7], [8, 9], [9, 9]], "got 6 at token 0, which is 5: are the labels shifted"),
+        ("weights", [None, [1, 1], [0, 1]], "expected 2 values in 'weights', one a token, got 0"),
+    ],
+)
+def test_a_field_that_is_no_mask_is_refused(
+    tmp_path: Path, write: Callable[..., Path], name: str, values: list[Any], message: str
+) -> None:
+    source = write(tmp_path, input_ids=[[5, 6], [7, 8], [8, 9]], **{name: values})
+    with pytest.raises(UnreadableCorpus, match=message):
+        built(source, mask=(name,))
+    built(source, mask=("none",))
+
+
+def test_a_mask_that_nothing_gives_is_refused(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path, input_ids=[[1]], text=["a"])
+    for named in ("weights", "text"):
+        with pytest.raises(UnreadableCorpus, match=f"'{named}'"):
+            built(source, mask=(named,))
+    with pytest.raises(InvalidParameter, match="mask must be left out without --column"):
+        build_here([source], tmp_path / "out", tokenizer="bytes", mask=("labels",))
+    with pytest.raises(InvalidParameter, match="mask must be names of fields, or none alone"):
+        built(source, mask=("labels", "none"))
+
+
+def test_merged_corpora_keep_their_masks_and_rows_of_a_plan_have_them(tmp_path: Path) -> None:
+    for number, fields in enumerate(({"labels": [[-100, 6, 7], [8, 9, -100]]}, {})):
+        (tmp_path / f"{number}").mkdir()
+        rows = [[5 + number, 6, 7], [8, 9, 3 + number]]
+        source = write_parquet(tmp_path / f"{number}", input_ids=rows, **fields)
+        options = ("--column", "input_ids", "--eot", END, "--shard-tokens", 4)
+        mask = ("--mask", ",".join(fields) or "none")
+        said = run_here("build", source, *options, *mask, "--out", tmp_path / f"out{number}")
+        assert said.returncode == 0
+        assert ("  loss masks: 5 tokens are targets (62.5%)\n" in said.stdout) == bool(fields)
+    (merged,) = merge([tmp_path / "out0", tmp_path / "out1"], tmp_path / "both").values()
+    assert merged.num_targets == 5 + 8
+    assert verify(spec_of(tmp_path / "both")).ok
+    with open_corpus(tmp_path / "both") as corpus:
+        masks = [
+            None if each.mask is None else each.mask.tokens.astype(int).tolist() for each in corpus.shards
+        ]
+        assert masks == [[0, 1, 1, 1], [1, 1, 0, 0], None, None]
+        assert corpus.fingerprint == merged.fingerprint
+    with RunningServer({"both": tmp_path / "both"}, tmp_path) as server:
+        query = (
+            "corpus=both&seq_len=3&stride=4&batch_size=4&order=sequential&step=0&format=json&with=loss_mask"
+        )
+        answer = json.loads(server.get(f"/v1/batches?{query}").body)
+        assert np.array(answer["loss_mask"]).reshape(4, 4).tolist() == [
+            [0, 1, 1, 1],
+            [1, 1, 0, 0],
+            [1] * 4,
+            [1] * 4,
+        ]
