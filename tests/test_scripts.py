@@ -111,7 +111,7 @@ def assert_no_server_listens(output: str) -> None:
 def test_the_tour_trains_and_a_second_one_goes_on(tmp_path: Path) -> None:
     for first_step in (0, 3):
         tour = start_tour(tmp_path, "--steps", str(first_step + 3))
-        output, _ = tour.communicate(timeout=100)
+        output, _ = tour.communicate()
         assert tour.returncode == 0, output
         steps = re.findall(r"^step +(\d+) .* tokens/s", output, re.MULTILINE)
         assert steps == [str(first_step), str(first_step + 2)]
@@ -135,7 +135,7 @@ def test_a_signal_ends_the_tour_with_a_checkpoint_and_without_a_server(
         if line.startswith("step"):
             tour.send_signal(number)
             break
-    rest, _ = tour.communicate(timeout=60)
+    rest, _ = tour.communicate()
     assert tour.returncode == 130
     assert "stopped: the next step is" in rest
     assert len(list(tmp_path.glob(".cache/quickstart/*.pt"))) == 1
@@ -149,7 +149,7 @@ def test_ctrl_c_before_the_first_step_ends_the_tour_as_ctrl_c_does(home: Path, t
     lines = list(itertools.takewhile(lambda line: not line.startswith("Training on"), tour.stdout))
     time.sleep(0.5)  # the trainer imports torch, and knows no signal yet
     tour.send_signal(signal.SIGINT)
-    tour.communicate(timeout=60)
+    tour.communicate()
     assert tour.returncode == 130
     assert_no_server_listens("".join(lines))
 
@@ -161,7 +161,7 @@ def test_a_tour_that_cannot_have_its_port_says_so_in_one_line(home: Path, tmp_pa
         taken.listen()
         port = taken.getsockname()[1]
         tour = start_tour(tmp_path, "--port", str(port))
-        output, _ = tour.communicate(timeout=60)
+        output, _ = tour.communicate()
     assert tour.returncode == 1
     assert output.splitlines()[-1].startswith(f"quickstart failed: ServerFailed: port {port} of 127.0.0.1")
 

@@ -22,7 +22,7 @@ from corpus_client.observe.recorder import Recorder
 from corpus_client.plan.document import requested_plan
 from corpus_client.plan.requests import AheadRequests, names_beside
 from corpus_client.plan.schedule import pieces, rank_shapes
-from corpus_client.plan.state import PlanLoader, make_state
+from corpus_client.plan.state import NumSteps, PlanLoader, make_state
 from corpus_client.plan.world import find_rank
 
 REQUEST_BYTES = 4 << 20
@@ -79,6 +79,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
             `jax.process_count()`.
         sources: bring `ArrayBatch.sources`, the source of each row.
         loss_mask: whether masks of the corpora come, as `ArrayBatch.loss_mask`; None: if there are any.
+        num_steps, reiterable: as `CorpusLoader` has them; the last batch of `"epoch"` is short.
         plan: `corpus`, `seq_len`, `global_batch_size`, `seed` and `order`, or a whole `plan`.
     """
 
@@ -88,21 +89,23 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        num_steps: int | None = None,
+        num_steps: NumSteps = None,
         sources: bool = False,
         loss_mask: bool | None = None,
         run: str | None = None,
+        reiterable: bool = False,
         network: Network | None = None,
         **plan: Any,
     ) -> None:
         document = requested_plan(**plan)
         network = network or Network()
-        super().__init__(urls, network, num_steps, run)
+        super().__init__(urls, network, num_steps, run, reiterable=reiterable)
         self.place = find_rank(rank, world_size)  # rank and world size, as given or found
         self._in_flight = network.in_flight
         self._recorder = Recorder()
         with self._connect() as replicas:
             self._bound = replicas.bind(document)
+        self._end_with_epoch()
         self._beside = names_beside(self._bound, sources=sources, loss_mask=loss_mask)
         self._step_ranges = rank_shapes(self._bound.stages, self.place[1], self._bound.num_steps)
         self._ahead: AheadRequests | None = None
@@ -131,7 +134,8 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         return self._batch(step, tuple(array[0] for array in arrays))
 
     def _batch(self, step: int, arrays: tuple[Tokens, ...]) -> ArrayBatch:
-        tokens, *beside = arrays
+        rows = self._rows_left(step, len(arrays[0]))
+        tokens, *beside = (array[:rows] for array in arrays)
         named: dict[str, Any] = dict(zip(self._beside, beside, strict=True))
         if "loss_mask" in named:
             named["loss_mask"] = named["loss_mask"][:, 1:] != 0

@@ -15,9 +15,9 @@ from corpus_client.batch import Batch
 from corpus_client.loader import CorpusLoader
 from corpus_client.plan import trainers
 from corpus_client.plan.document import MAX_STEP, integer
-from corpus_client.plan.state import make_state
+from corpus_client.plan.state import EPOCH, NumSteps, Steps, make_state
 from corpus_client.plan.world import Placement
-from corpus_client.staging.options import Staging
+from corpus_client.staging.options import PREFETCH_BYTES, Staging
 
 PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order", "rows")
 
@@ -51,7 +51,8 @@ class CorpusIterableDataset(IterableDataset[Batch]):
             and to the device; widen there: `batch.to("cuda", dtype=torch.int64, non_blocking=True)`.
         start_step: first step of the first pass.
         num_steps: steps of one pass over the DataLoader, its `len`; None: a pass does not end. Every pass
-            has the same steps unless `set_epoch` tells them apart.
+            has the same steps unless `set_epoch` tells them apart. `"epoch"`: one pass over the corpus, as
+            `CorpusLoader` has it, and every pass is that.
         staging: its `prefetch_bytes` bounds what all workers together have fetched ahead.
         placement: rank and world size are found now, as workers cannot ask torch.distributed.
         options: any other argument of `CorpusLoader`: the plan, `eot_id`, `network`...
@@ -68,7 +69,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         *,
         dtype: torch.dtype | None = torch.int64,
         start_step: int = 0,
-        num_steps: int | None = None,
+        num_steps: NumSteps = None,
         staging: Staging | None = None,
         placement: Placement | None = None,
         **options: Any,
@@ -86,15 +87,24 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         self._urls = urls
         self._dtype = dtype
         self._start_step = integer("start_step", start_step, 0, MAX_STEP)
-        self._num_steps = None if num_steps is None else integer("num_steps", num_steps, 1, MAX_STEP)
+        self._is_epoch = num_steps == EPOCH
+        if self._is_epoch and start_step:
+            raise errors.InvalidArgument("start_step must be 0 with num_steps='epoch'")
+        no_number = num_steps in (None, EPOCH)
+        self._num_steps = None if no_number else integer("num_steps", num_steps, 1, MAX_STEP)
         self._staging = staging or Staging()
         self._options = options
-        with self._make_loader() as loader:  # here a mistake is raised, not in a worker
+        self._least_bytes = 0
+        with self._make_loader(num_steps) as loader:  # here a mistake is raised, not in a worker
+            if self._is_epoch:
+                self._num_steps = len(loader)
             self._bound = loader.prepared.bound
+            self._least_bytes = loader.prepared.sizes.least_bytes
         plain = {name: options[name] for name in options if name not in PLAN_ARGUMENTS}
         self._options = {**plain, "plan": self._bound.whole}
         # In memory that workers see too, forked or spawned: those that persist hear of the next pass.
-        self._first_step = torch.tensor(self._start_step).share_memory_()  # type: ignore[no-untyped-call]
+        first_step = torch.tensor(self._start_step, device="cpu")  # whatever `set_default_device` says
+        self._first_step = first_step.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         rank, world_size = self.place
@@ -116,10 +126,11 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         self._check_use()
         step = self.first_step
         stop = None if self._num_steps is None else self._pass_start(self._pass_of(step) + 1)
-        loader = self._make_loader(stop, num_workers)
-        loader.seek(step + worker)
+        loader = self._make_loader(EPOCH if self._is_epoch else stop, num_workers)
+        first = step + worker
+        loader.seek(first if self._num_steps is None else min(first, len(loader)))  # none is left for some
         # No generator: one that raised an error is over, and here the same step is asked for again.
-        return iter(partial(self._next, loader), None)
+        return Steps(partial(self._next, loader))
 
     @property
     def first_step(self) -> int:
@@ -187,13 +198,13 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         if not self.declared:
             trainers.check_dealt_out(self, self.place[1])
 
-    def _make_loader(self, end_step: int | None = None, num_workers: int = 1) -> CorpusLoader:
+    def _make_loader(self, end_step: NumSteps = None, num_workers: int = 1) -> CorpusLoader:
         return CorpusLoader(
             self._urls,
             dtype=self._dtype,
             device="cpu",
             num_steps=end_step,
-            staging=replace(self._staging, prefetch_bytes=self._staging.prefetch_bytes // num_workers),
+            staging=replace(self._staging, prefetch_bytes=self._worker_bytes(num_workers)),
             placement=Placement(
                 rank=self._part.rank,
                 world_size=self._part.world_size,
@@ -204,8 +215,23 @@ class CorpusIterableDataset(IterableDataset[Batch]):
             **self._options,
         )
 
+    def _worker_bytes(self, num_workers: int) -> int | None:
+        """Return the `prefetch_bytes` of one of so many workers; refuse fewer than two batches for each."""
+        given = self._staging.prefetch_bytes
+        if num_workers == 1:
+            return given
+        if given is None:
+            return max(PREFETCH_BYTES // num_workers, self._least_bytes)
+        if given // num_workers < self._least_bytes:
+            raise errors.InvalidArgument(
+                f"prefetch_bytes is for all {num_workers} workers of the DataLoader, each of which needs two "
+                f"batches: {num_workers * self._least_bytes:,} bytes in all, got {given:,}; raise it, leave "
+                "it out, or take fewer workers"
+            )
+        return given // num_workers
+
     def _pass_start(self, number: int) -> int:
-        return self._start_step + number * (self._num_steps or 0)
+        return 0 if self._is_epoch else self._start_step + number * (self._num_steps or 0)
 
     def _pass_of(self, step: int) -> int:
-        return (step - self._start_step) // self._num_steps if self._num_steps else 0
+        return (step - self._start_step) // self._num_steps if self._num_steps and not self._is_epoch else 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 import torch
 
@@ -27,15 +28,20 @@ from corpus_client.plan.document import (
     next_stage,
     requested_plan,
 )
-from corpus_client.plan.state import PlanLoader
+from corpus_client.plan.hints import hint
+from corpus_client.plan.state import NumSteps, PlanLoader
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
 from corpus_client.recording.losses import LossRecorder
 from corpus_client.staging.options import Staging
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import open_stager
-from corpus_client.staging.slots import Slot, cut_slots
+from corpus_client.staging.session import DeviceSession
+from corpus_client.staging.slots import Slot
 from corpus_client.staging.stager import Stager, Views, holds, shifted
+
+GROUPS: Mapping[str, type[Any]] = {"network": Network, "staging": Staging, "placement": Placement}
+"""Classes of options, by the argument that takes them."""
 
 
 class CorpusLoader(PlanLoader[Batch]):
@@ -55,6 +61,10 @@ class CorpusLoader(PlanLoader[Batch]):
             the current device if one was set, else the one of LOCAL_RANK.
         dtype: of the batches, `torch.int64` or `torch.int32`; None: as stored (see `Batch.inputs`).
         num_steps: the run has the steps `[0, num_steps)`, wherever it is resumed; None: it has no end.
+            `"epoch"`: exactly one pass over the plan's corpus. Rows of its last batch that would begin the
+            next epoch are left out (a rank may have none); with `ignore_index` the shape stays, and the
+            targets of these rows are that.
+        reiterable: every `for` begins with step 0 again, as an evaluation wants it.
         eot_id: the token that ends a document; for the document structure and for `ignore_index`. None takes
             the one that the server knows of the plan's corpora.
         ignore_index: put into `targets` where `Batch.loss_mask` is False, so that the loss leaves them out
@@ -87,7 +97,8 @@ class CorpusLoader(PlanLoader[Batch]):
         plan: PlanArgument | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = torch.int64,
-        num_steps: int | None = None,
+        num_steps: NumSteps = None,
+        reiterable: bool = False,
         eot_id: int | None = None,
         ignore_index: int | None = None,
         sources: bool = False,
@@ -97,41 +108,49 @@ class CorpusLoader(PlanLoader[Batch]):
         network: Network | None = None,
         staging: Staging | None = None,
         placement: Placement | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise TypeError(hint(unknown, inspect.signature(CorpusLoader).parameters, GROUPS))
         parts = {"corpus": corpus, "seq_len": seq_len, "global_batch_size": global_batch_size}
         document = requested_plan(plan, **parts, seed=seed, order=order, rows=rows)
-        groups = {
-            "network": (network, Network),
-            "staging": (staging, Staging),
-            "placement": (placement, Placement),
-        }
-        for name, (given, kind) in groups.items():
+        for (name, kind), given in zip(GROUPS.items(), (network, staging, placement), strict=True):
             if given is not None and not isinstance(given, kind):
                 raise errors.InvalidArgument(
                     f"{name} must be a {kind.__name__}, got a {type(given).__name__}; pass "
                     f"{name}={kind.__name__}(...)"
                 )
         network, staging, placement = network or Network(), staging or Staging(), placement or Placement()
-        super().__init__(urls, network, num_steps, run)
+        super().__init__(urls, network, num_steps, run, reiterable=reiterable)
         self._placement = placement
         place, stride = placement.find(), placement.step_stride
         self.place = place[:2]
+        self._stager = open_stager(device, context=place.context, timed=staging.trace_steps > 0)
+        self._session = DeviceSession(self._stager)
         options = PlanOptions(
-            self._connect, place, stride, dtype, eot_id, ignore_index, sources, loss_mask, network, staging
+            self._connect,
+            place,
+            stride,
+            dtype,
+            eot_id,
+            ignore_index,
+            sources,
+            loss_mask,
+            network,
+            staging,
+            self._session,
         )
-        self._stager = open_stager(device, context=options.place.context, timed=staging.trace_steps > 0)
         self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
             raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
         if record_dir is not None and not sources:
             raise errors.InvalidArgument("record_dir= needs the sources of rows; pass sources=True as well")
         self._recorder = Recorder(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None)
-        self._pipeline: Pipeline | None = None
-        self._slot_memory: torch.Tensor | None = None
-        self._closed = False
+        self._in_call = False  # whether the loop's thread is within a call that uses the device
         self._num_batches = self._num_tokens = 0
         self.prepared: PreparedPlan  # to be read only
         self._use(PreparedPlan.prepare(document, options))
+        self._end_with_epoch()
         self._losses = LossRecorder(self._stager, record_dir, self.place) if sources else None
 
     def __next__(self) -> Batch:
@@ -191,15 +210,17 @@ class CorpusLoader(PlanLoader[Batch]):
         A signal handler that finds it True may raise (`KeyboardInterrupt`, `SystemExit`): `next` ends with
         that, the step is not lost, and `state_dict` is that of the batches yielded.
         """
-        return self._pipeline is not None and self._pipeline.waiting
+        pipeline = self._session.pipeline
+        return pipeline is not None and pipeline.waiting
 
     def _take(self, make: Callable[[Views], Views]) -> Batch:
         """Return the next step's batch, of what `make` makes of its views."""
         self._check_thread()
         self._stager.check_not_capturing()
-        pipeline = self._pipeline or self._start()
         options = self.prepared.options
+        self._in_call = True
         try:
+            pipeline = self._session.pipeline or self._start()
             step, tensors = pipeline.take(make)
             batch = self._batch_of(step, tensors)
             if self._losses is not None:
@@ -213,11 +234,18 @@ class CorpusLoader(PlanLoader[Batch]):
             raise
         except BaseException:
             # An interrupt (Ctrl-C), too: it may fall between taking a batch and counting it.
-            self._stop()
+            self._release() if self._session.stopped else self._stop()
             raise
+        finally:
+            self._in_call = False
         return batch
 
     def _batch_of(self, step: int, tensors: Views) -> Batch:
+        rows = self._rows_left(step, num_rows := len(tensors.inputs))
+        if rows < num_rows and self.prepared.options.ignore_index is not None:
+            tensors.targets[rows:] = self.prepared.options.ignore_index
+        elif rows < num_rows:
+            tensors = tensors.changed(lambda _, tensor: tensor[:rows])
         batch = Batch(tensors, step, self._origin)
         if (ignore_index := self.prepared.options.ignore_index) is not None:
             batch.targets.masked_fill_(~batch.loss_mask, ignore_index)
@@ -237,7 +265,7 @@ class CorpusLoader(PlanLoader[Batch]):
     @property
     def first_free_step(self) -> int:
         """The first step that was neither yielded nor asked for ahead: where a decision can still begin."""
-        pipeline = self._pipeline
+        pipeline = self._session.pipeline
         return self._step if pipeline is None else max(self._step, pipeline.queues.asked_until)
 
     def extend(
@@ -277,6 +305,8 @@ class CorpusLoader(PlanLoader[Batch]):
             "seq_len": seq_len,
             "exclude": exclude,
         }
+        if self._epoch_rows is not None:
+            raise errors.InvalidArgument("extend is not for num_steps='epoch', whose plan has one stage")
         given = {name: value for name, value in named.items() if value is not None}
         if (stage is None) == (not given):
             raise errors.InvalidArgument("extend takes a stage, or the fields of one by name")
@@ -290,7 +320,7 @@ class CorpusLoader(PlanLoader[Batch]):
             prepared = self.prepared.extended(replicas, next_stage(old, from_step, stage))
             if at_step is None:
                 receipts.check_history(replicas, old, prepared.bound, step)
-        pipeline = self._pipeline
+        pipeline = self._session.pipeline
         if at_step is None or pipeline is None or prepared.steps != self.prepared.steps:
             self._stop()  # the next batch is fetched anew, and so is what was fetched ahead
         elif not pipeline.queues.follow(prepared.bound, step):
@@ -326,7 +356,11 @@ class CorpusLoader(PlanLoader[Batch]):
             raise errors.InvalidArgument(
                 "record needs the sources of rows; pass sources=True to CorpusLoader"
             )
-        self._losses.record(step, losses)
+        self._in_call = True
+        try:
+            self._losses.record(step, losses)
+        finally:
+            self._in_call = False
 
     def seek(self, step: int) -> None:
         """Go to a training step, which the next batch will have. Another thread may iterate from then on."""
@@ -336,26 +370,23 @@ class CorpusLoader(PlanLoader[Batch]):
             self._losses.begin()
 
     def stats(self) -> LoaderStats:
-        """Return the counters since the loader was made, and the state of its slots.
+        """Return the counters since the loader was made, and the state of its slots; from any thread.
 
-        Asked from another thread than the loop's, `losses` may lack the last second.
+        What only the device knows (losses, seconds of copies and stalls) is as the loop's thread saw it last:
+        in a call of this method, at most a second ago in other calls.
         """
-        in_loop = self._thread is threading.current_thread()
-        pipeline, memory = self._pipeline, self._slot_memory
-        times = self._recorder.stats(copies_on_host=self._stager.copies_on_host)
-        transfer_seconds, stall_seconds = self._stager.seconds()
+        if self._thread is threading.current_thread() and not self._in_call and not self._session.stopped:
+            self._session.measure()
+            if self._losses is not None:
+                self._losses.measure()
+        figures = self._session.figures()
         return replace(
-            times,
+            self._recorder.stats(copies_on_host=self._stager.copies_on_host),
             num_batches=self._num_batches,
             num_tokens=self._num_tokens,
-            transfer_seconds=transfer_seconds,
-            stall_seconds=stall_seconds,
-            ready_slots=pipeline.queues.num_ready if pipeline else 0,
-            num_slots=self.prepared.sizes.num_slots if memory is not None else 0,
-            slot_bytes=memory.nbytes if memory is not None else 0,
-            device_bytes=self._stager.num_bytes,
-            pinned_bytes=memory.nbytes if memory is not None and self._pinned else 0,
-            **({} if self._losses is None else self._losses.stats(in_loop=in_loop)),
+            num_slots=self.prepared.sizes.num_slots if figures["slot_bytes"] else 0,
+            **figures,
+            **({} if self._losses is None else self._losses.stats()),
         )
 
     def progress(self) -> Iterator[Batch]:
@@ -364,7 +395,11 @@ class CorpusLoader(PlanLoader[Batch]):
         return progress.shown(iter(self), self.stats, total)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write what happened in the last `Staging.trace_steps` steps, for ui.perfetto.dev or chrome://tracing."""
+        """Write what happened in the last `Staging.trace_steps` steps, for ui.perfetto.dev or chrome://tracing.
+
+        Called by the loop's thread: it asks the device when copies ran.
+        """
+        super()._check_thread()
         if not self._recorder.num_steps:
             raise errors.InvalidArgument(
                 "trace needs the last steps, and trace_steps is 0; pass staging=Staging(trace_steps=200)"
@@ -372,51 +407,51 @@ class CorpusLoader(PlanLoader[Batch]):
         write_trace(path, self._recorder.spans())
 
     def close(self) -> None:
-        """Stop fetching, write what was recorded and release everything; idempotent, from any thread."""
-        self._closed = True
-        self._stop()
+        """Stop fetching, write what was recorded and release everything; idempotent.
+
+        From another thread than the loop's, while that one runs, it stops fetching and wakes the loop. The
+        memory, and losses on their way, are left to the loop's thread, which sees to them in its next call
+        and raises `LoaderClosed`; when that thread has ended, another `close` does.
+        """
+        self._session.stop()
+        if not self._in_call and self._takes_over():
+            self._release()
+
+    def _release(self) -> None:
+        self._session.end()
         if self._losses is not None:
             self._losses.close()
-        self._slot_memory = None
-        self._stager.close()
+        self._session.release()
 
     def _describe_device(self) -> str:
         return f", device {self._stager.location}"
 
     def _check_thread(self) -> None:
         # Asked twice a step. Each call that is spared costs 1 us, because its code has left the caches.
-        if self._thread is not threading.current_thread() or self._pid != os.getpid() or self._closed:
-            super()._check_thread()
-            self._check_open()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            self._stop()
-            raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
+        stopped = self._session.stopped
+        if self._thread is not threading.current_thread() or self._pid != os.getpid() or stopped:
+            self._check_process()
+            mine = self._takes_over()
+            if self._session.stopped:  # not `stopped`: who closes may have become the owner meanwhile
+                if mine:
+                    self._release()
+                raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
+            if not mine:
+                self._refuse_thread()
 
     def _start(self) -> Pipeline:
         self._recorder.ask()
         self._placement.check(self.prepared.options.place)
         if not self._num_batches:
             trainers.check_dealt_out(self, self.prepared.options.place.world_size)
-        sizes = self.prepared.sizes
-        if self._slot_memory is None or self._slot_memory.nbytes != sizes.num_bytes:
-            self._slot_memory = None  # it goes before the new one comes
-            self._slot_memory = self._stager.host_memory(sizes.num_bytes)
-            self._pinned = self._stager.is_pinned(self._slot_memory)
-        self._pipeline = self.prepared.start(
-            cut_slots(self._slot_memory, sizes), self._stager, self._recorder, self._step, self._end_step
+        pipeline = self._session.start(
+            self.prepared.sizes,
+            lambda slots: self.prepared.start(
+                slots, self._stager, self._recorder, self._step, self._end_step
+            ),
         )
         self._recorder.get(None)
-        self._check_open()  # `close` may have come meanwhile, and seen no pipeline
-        return self._pipeline
+        return pipeline
 
     def _stop(self) -> None:
-        # Taken at once: a `close` from another thread meets the error it causes in the training loop.
-        pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None:
-            # Whoever still uses it keeps it alive, also if an interrupt falls into `close`; the next pipeline
-            # has its own then.
-            memory, self._slot_memory = self._slot_memory, None
-            if pipeline.close():
-                self._slot_memory = memory
+        self._session.end()

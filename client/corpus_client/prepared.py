@@ -23,7 +23,8 @@ from corpus_client.staging import local
 from corpus_client.staging.fetcher import FetchRange, Source
 from corpus_client.staging.options import Staging
 from corpus_client.staging.pipeline import Pipeline
-from corpus_client.staging.slots import Slot, SlotSizes, choose_slot_sizes
+from corpus_client.staging.session import DeviceSession
+from corpus_client.staging.slots import BUDGET, Slot, SlotSizes, choose_slot_sizes
 from corpus_client.staging.stager import STORED_DTYPES, Stager
 
 
@@ -41,6 +42,7 @@ class PlanOptions:
     loss_mask: bool | None
     network: Network
     staging: Staging
+    session: DeviceSession  # for which memory is counted
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.int64, torch.int32, None):
@@ -122,7 +124,9 @@ class PreparedPlan:
             prefetch_bytes=options.staging.prefetch_bytes,
             in_flight=steps.in_flight,
             ranks_on_host=ranks_on_host(),
+            taken=BUDGET.taken(options.session),
         )
+        BUDGET.take(options.session, sizes.num_bytes)
         if options.staging.local_root is not None and len(bound.shards) > known_shards:
             shards = local.open_shards(bound, options.staging.local_root)
             with ExitStack() as stack:

@@ -39,7 +39,10 @@ MakeLoader = Callable[..., CorpusLoader]
         ({"local_root": 5}, "local_root must be a folder, or a mapping of corpora to folders, got 5"),
         ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 1\], got 2"),
         ({"world_size": 5}, "divides over 1, 2, 3, 4, 6, 12"),
-        ({"prefetch_bytes": 100}, "prefetch_bytes must hold two slots of 4,096 bytes"),
+        (
+            {"prefetch_bytes": 100},
+            "prefetch_bytes must hold two batches of 408 bytes .*8,192 in all, got 100",
+        ),
         ({"plan": {}}, "plan= must come without corpus, seq_len, global_batch_size"),
         ({"urls": []}, "urls must name at least one server"),
         ({"device": "meta"}, "device must be"),
@@ -61,6 +64,38 @@ def test_wrong_arguments_are_refused_at_construction(
         CorpusLoader(**grouped({**good, **change}))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rank", r"rank is passed as placement=Placement\(rank=...\)"),
+        ("prefetch_bytes", r"prefetch_bytes is passed as staging=Staging\(prefetch_bytes=...\)"),
+        ("deadline_seconds", r"passed as network=Network\(deadline_seconds=...\)"),
+        ("batch_size", "there is no argument batch_size; pass global_batch_size="),
+        ("mixture", "there is no argument mixture; pass plan=.*'stages'"),
+        ("seqlen", "there is no argument seqlen; did you mean seq_len?"),
+        ("zzz", "there is no argument zzz$"),
+    ],
+)
+def test_an_argument_of_another_name_gets_a_hint(name: str, message: str) -> None:
+    unknown: dict[str, Any] = {name: 1}
+    with pytest.raises(TypeError, match=message):
+        CorpusLoader("localhost:1", corpus="web", seq_len=16, global_batch_size=12, **unknown)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_dataloader_over_a_loader_is_told_what_to_do(make_loader: MakeLoader, num_workers: int) -> None:
+    loader: Any = make_loader(num_steps=5)
+    with pytest.raises(errors.InvalidArgument, match="needs no DataLoader"):
+        next(iter(torch.utils.data.DataLoader(loader, num_workers=num_workers)))
+
+
+def test_the_scheme_of_a_url_may_be_left_out(server: ReferenceServer) -> None:
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "device": "cpu"}
+    with CorpusLoader(server.url.removeprefix("http://"), **options) as loader:
+        assert next(loader).step == 0
+
+
 def test_unknown_corpus_is_the_servers_word(make_loader: MakeLoader) -> None:
     with pytest.raises(errors.UnknownCorpus, match="no corpus is named 'webb'"):
         make_loader(corpus="webb")
@@ -76,6 +111,77 @@ def test_rank_comes_from_argument_then_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert find_rank(None, None) == (3, 8)
     assert find_rank(1, 2) == (1, 2)
+
+
+LAUNCHERS = [
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+]
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {name for pair in LAUNCHERS for name in pair} | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+    for name in names | {"LOCAL_WORLD_SIZE", "SLURM_STEP_ID"}:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("names", LAUNCHERS)
+@pytest.mark.usefixtures("no_launcher")
+def test_ranks_come_from_what_started_the_processes_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, names: tuple[str, str]
+) -> None:
+    for name, value in zip(names, ("2", "4"), strict=True):
+        monkeypatch.setenv(name, value)
+    with caplog.at_level("INFO"):
+        assert find_rank(None, None) == (2, 4)
+    assert f"rank 2 of 4, by {names[0]}=2 {names[1]}=4" in caplog.text
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")  # torchrun, started by srun or mpirun once a node
+    assert find_rank(None, None) == (5, 8)
+    assert find_rank(1, 2) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({"LOCAL_RANK": "1"}, None),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, None),
+        ({"LOCAL_RANK": "0"}, (0, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "4", "PMI_RANK": "2", "PMI_SIZE": "4"}, None),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"},
+            None,
+        ),
+        # A job's script that starts mpirun: Slurm's variables are those of the script in all processes.
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "2",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "SLURM_PROCID": "0",
+                "SLURM_NTASKS": "4",
+            },
+            (2, 4),
+        ),
+        ({"PMI_RANK": "x", "PMI_SIZE": "4"}, None),
+        ({"SLURM_PROCID": "0"}, (0, 1)),  # an allocation's shell
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("no_launcher")
+def test_an_environment_that_contradicts_itself_is_refused(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], place: tuple[int, int] | None
+) -> None:
+    """Else several processes would read the same rows without a word."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if place is not None:
+        assert find_rank(None, None) == place
+        return
+    with pytest.raises(errors.InvalidArgument, match=r"contradict each other|says that several|must both be"):
+        find_rank(None, None)
 
 
 def test_ranks_are_as_many_as_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from corpus_client import (
     ArrayLoader,
@@ -18,10 +20,12 @@ from corpus_client import (
     CorpusLoader,
     Network,
     RemoteCorpus,
+    Staging,
     errors,
     get_batch,
 )
 from corpus_client.staging.pipeline import Pipeline
+from corpus_client.staging.slots import BUDGET
 from tests.client.conftest import make_corpus
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
@@ -96,17 +100,103 @@ def test_slots_that_may_still_be_written_to_are_not_used_again(
     """A pipeline whose thread did not end keeps them; after any other one they are used again."""
     loader = make_loader()
     next(loader)
-    first = loader._slot_memory
+    first = loader._session._memory
     loader.seek(50)
     next(loader)
-    assert loader._slot_memory is first
+    assert loader._session._memory is first
     close = Pipeline.close
     with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "close", lambda pipeline: close(pipeline) and False)
         loader.seek(9)
     batch = next(loader)
-    assert loader._slot_memory is not first
+    assert loader._session._memory is not first
     assert np.array_equal(batch.tokens.numpy(), tokens_of_step(corpus, loader.plan, 9))
+
+
+def test_the_last_step_that_a_plan_can_have_ends_the_loader(
+    make_loader: MakeLoader, server: ReferenceServer
+) -> None:
+    loader = make_loader()
+    loader.seek(2**40 - 2)
+    assert [batch.step for batch in loader] == [2**40 - 2, 2**40 - 1]
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    with ArrayLoader(server.url, **options, rank=0, world_size=1) as arrays:
+        arrays.seek(2**40 - 2)
+        assert [batch.step for batch in arrays] == [2**40 - 2, 2**40 - 1]
+
+
+def test_a_list_of_few_batches_takes_no_memory_for_the_whole_run(make_loader: MakeLoader) -> None:
+    loader = make_loader(num_steps=2**40)
+    loader.seek(2**40 - 3)
+    assert len(list(loader)) == 3
+
+
+def test_a_state_behind_the_end_is_refused(make_loader: MakeLoader) -> None:
+    state = make_loader().state_at(15)
+    loader = make_loader(num_steps=10)
+    with pytest.raises(
+        errors.StateMismatch, match="goes on at step 15, and this loader ends at num_steps=10"
+    ):
+        loader.load_state_dict(state)
+    with pytest.raises(errors.InvalidArgument, match="step must be at most num_steps=10"):
+        loader.seek(11)
+
+
+def test_a_default_device_of_torch_changes_no_dataset(
+    make_loader: MakeLoader, server: ReferenceServer
+) -> None:
+    expected = [batch.tokens.tolist() for batch in make_loader(num_steps=3)]
+    torch.set_default_device("meta")
+    try:
+        found = [batch.tokens.tolist() for batch in make_loader(num_steps=3)]
+        options: dict[str, Any] = {"seq_len": 16, "global_batch_size": 12, "order": "sequential"}
+        dataset = CorpusIterableDataset(server.url, corpus="web", **options, num_steps=3)
+        dataset.set_epoch(1)
+        dataset.set_epoch(0)
+        of_dataset = [batch.tokens.tolist() for batch in dataset]
+        x, _ = get_batch(np.arange(100, dtype=np.uint16), 2, 4)
+    finally:
+        torch.set_default_device(None)
+    assert found == of_dataset == expected
+    assert x.device.type == "cpu"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_the_default_memory_grows_to_two_batches(
+    server: ReferenceServer, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    """Of 408 bytes, where the default would hold one; a number that was given is refused in its words."""
+    monkeypatch.setattr("corpus_client.staging.slots.PREFETCH_BYTES", 408)
+    monkeypatch.setattr("corpus_client.dataset.PREFETCH_BYTES", 408)
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "num_steps": 20}
+    dataset = CorpusIterableDataset(server.url, **options)
+    batches = DataLoader(dataset, batch_size=None, num_workers=num_workers)
+    assert [batch.step for batch in batches] == list(range(20))
+    given = CorpusIterableDataset(server.url, **options, staging=Staging(prefetch_bytes=3 << 12))
+    batches = DataLoader(given, batch_size=None, num_workers=num_workers)
+    if num_workers == 0:
+        assert len(list(batches)) == 20
+        return
+    with pytest.raises(errors.InvalidArgument, match=r"for all 2 workers .* 16,384 bytes in all, got 12,288"):
+        next(iter(batches))
+
+
+def test_loaders_of_a_process_share_half_of_the_memory(
+    make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()
+    before = BUDGET.taken()
+    monkeypatch.setattr("corpus_client.staging.slots.host_memory_bytes", lambda: 2 * (before + (5 << 12)))
+    first = make_loader(prefetch_bytes=3 << 12)
+    second = make_loader(prefetch_bytes=3 << 12)
+    for loader in (first, second):
+        next(loader)
+    assert (first.stats().slot_bytes, second.stats().slot_bytes) == (3 << 12, 2 << 12)
+    with pytest.raises(errors.InvalidArgument, match=r"two batches of 408 bytes need 8,192 .* other loaders"):
+        make_loader(prefetch_bytes=3 << 12)
+    first.close()
+    make_loader(prefetch_bytes=3 << 12)
 
 
 def test_requests_grow_to_many_steps(make_loader: MakeLoader, server: ReferenceServer) -> None:

@@ -63,7 +63,7 @@ def end_of_wait(process: subprocess.Popen[str], number: signal.Signals) -> tuple
     assert process.stdout is not None
     line = process.stdout.readline()
     seconds = time.monotonic() - started
-    process.wait(30)
+    process.wait()
     return seconds, line
 
 

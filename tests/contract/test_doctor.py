@@ -27,7 +27,6 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code, "doctor", *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
         env=environment,
     )

@@ -113,6 +113,25 @@ def test_a_state_resumes_with_another_world_size(running: RunningServer) -> None
         assert np.array_equal(np.concatenate((one[1], other[1])), whole[one[0]])
 
 
+def test_rows_whose_documents_are_all_excluded_come_from_a_local_copy_too(
+    running: RunningServer, folder: Path
+) -> None:
+    """A row without a token of its own is end of text alone."""
+    stages = [
+        {"from_step": 0, "global_batch_size": 8, "mixture": {"web": 1.0}, "exclude": {"web": [[0, 5000]]}}
+    ]
+    plan = {"seq_len": SEQ_LEN, "rows": {"documents": {"block_documents": 64}}, "stages": stages}
+    of_plan = {"corpus": None, "seq_len": None, "global_batch_size": None, "seed": 0, "rows": "windows"}
+    with (
+        make_loader(running.url, **of_plan, plan=plan, dtype=None) as served,
+        make_loader(running.url, **of_plan, plan=plan, dtype=None, local_root=folder) as copied,
+    ):
+        expected = take(served, 60)
+        assert any((rows == EOT).all(axis=1).any() for _, rows in expected)
+        for (step, rows), (_, local) in zip(expected, take(copied, 60), strict=True):
+            assert np.array_equal(local, rows), step
+
+
 def test_a_local_copy_and_arrays_give_the_same_rows(running: RunningServer, folder: Path) -> None:
     with (
         loader(running, dtype=None) as served,

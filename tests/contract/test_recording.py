@@ -135,7 +135,6 @@ print(stats.num_batches, stats.num_recorded_rows, stats.num_written_rows, stats.
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -91,7 +91,6 @@ def run(
         env=environment(record, **variables),
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     finished = Finished(done.returncode, done.stdout, done.stderr)

@@ -79,7 +79,6 @@ def test_every_evaluation_sees_the_same_batches(undisturbed: Finished) -> None:
     assert list(undisturbed.other_losses) == [EVAL_EVERY - 1, NUM_STEPS - 1]
 
 
-@pytest.mark.timeout(300)  # eight starts of Python with torch
 def test_a_killed_rank_ends_four_and_two_go_on_with_the_same_run(
     url: str, undisturbed: Finished, tmp_path: Path
 ) -> None:
@@ -128,7 +127,7 @@ def test_sigterm_stops_all_ranks_after_the_same_step_with_a_checkpoint(
                 lines.append(line)
                 if len(lines) == 3:
                     process.send_signal(signal.SIGTERM)
-            assert process.wait(60) != 0
+            assert process.wait() != 0
         finally:
             if process.poll() is None:
                 for each in (*psutil.Process(process.pid).children(recursive=True), process):
@@ -142,7 +141,7 @@ def test_sigterm_stops_all_ranks_after_the_same_step_with_a_checkpoint(
         assert len((tmp_path / "record" / f"{rank}.jsonl").read_text().splitlines()) == next_step
 
 
-@pytest.mark.timeout(60 * NUM_EXITS)
+@pytest.mark.timeout(600 + 120 * NUM_EXITS)
 def test_ranks_end_cleanly(url: str, tmp_path: Path) -> None:
     """A thread of gloo may still work when the interpreter ends."""
     for number in range(NUM_EXITS):

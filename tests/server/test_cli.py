@@ -23,9 +23,7 @@ from tests.serving import ROOT, RunningServer, command, environment, run_here
 def run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end in a process of its own."""
     env = environment(**{"XDG_STATE_HOME": "/nonexistent", **variables})
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, env=env, timeout=60, check=False
-    )
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=env, check=False)
 
 
 def test_help_names_every_command_and_succeeds() -> None:
@@ -92,7 +90,7 @@ def test_a_package_that_is_missing_is_named_at_start(splits: Path, tmp_path: Pat
     (tmp_path / "tokenizer.json").write_text("{}")
     corpus = f"{splits}#train,tokenizer={tmp_path / 'tokenizer.json'}"
     ended = subprocess.run(
-        command("serve", corpus), capture_output=True, text=True, check=False, timeout=60,
+        command("serve", corpus), capture_output=True, text=True, check=False,
         env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])),
     )  # fmt: skip
     assert ended.returncode == 2
@@ -189,7 +187,7 @@ def test_ctrl_c_while_indexing_is_no_traceback_and_leaves_nothing(tmp_path: Path
             assert process.poll() is None
             assert time.monotonic() < deadline
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate()
     assert process.returncode not in (0, None)
     assert "Traceback" not in said
     assert [entry.name for entry in tmp_path.iterdir()] == ["large.bin"]
@@ -331,6 +329,6 @@ def test_names_that_are_no_text_are_shown_and_a_full_output_is_one_line(
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             command(*arguments, tmp_path / "c"), stdout=full, stderr=subprocess.PIPE, text=True,
-            env=environment(), check=False, timeout=60,
+            env=environment(), check=False,
         )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (2, "error: [Errno 28] No space left on device\n")

@@ -159,7 +159,6 @@ def not_a_file(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str]
         ("in/manifest.json", ("merge", "in", "in", "--out", "out")),
     ],
 )
-@pytest.mark.timeout(60)
 def test_what_is_no_regular_file_is_refused_at_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from corpus_client import errors
 from corpus_client.plan.document import integer
+from corpus_client.plan.state import Steps
 from corpus_client.plan.world import Placement
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Feed:
             self.loader.seek(self._step)
         iter(self.loader)  # raises `RunComplete` after the last step
         # Not the feed itself: a prefetcher that takes the first batch by `next` iterates over its iterator.
-        rest = iter(self.__next__, None)
+        rest = Steps(self.__next__)
         size = self._epoch_steps
         return rest if size is None else itertools.islice(rest, size - self._step % size)
 

@@ -20,6 +20,9 @@ from corpus_client.observe.telemetry import SentRequest
 
 T = TypeVar("T")
 
+MAX_ANSWER_BYTES = 64 << 20
+"""Of an answer to a question; the description of a plan of 100,000 shards has 20 MB."""
+
 _PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For plain HTTP, which verifies nothing. Without it httpx makes one for each client, in whatever thread. A
 process that is forked meanwhile inherits OpenSSL's locks as they are, and may wait for them for ever."""
@@ -57,17 +60,24 @@ class HttpClient:
                     with socket.socket(socket.AF_UNIX) as probe:
                         probe.settimeout(self._network.connect_seconds)
                         probe.connect(self.endpoint.socket_path)
-                response = self._http.request(
+                with self._http.stream(
                     method,
                     question.path,
                     content=question.body,
                     headers=headers | sent.headers(),
                     # The URL holds an address, but the certificate is for the name.
                     extensions={"sni_hostname": self.endpoint.host},
-                )
-                if not response.is_success:
-                    raise wire.error_from_answer(response.status_code, response.headers, response.content)
-                return question.parse(response.headers, response.content)
+                ) as response:
+                    body = bytearray()
+                    for part in response.iter_bytes():
+                        body += part
+                        if len(body) > MAX_ANSWER_BYTES:
+                            raise errors.AnswerCorrupt(
+                                f"{question.path} must answer at most {MAX_ANSWER_BYTES:,} bytes, got more"
+                            )
+                if not response.is_success or response.status_code == 206:  # a part is no answer
+                    raise wire.error_from_answer(response.status_code, response.headers, bytes(body))
+                return question.parse(response.headers, bytes(body))
             except (httpx.DecodingError, errors.AnswerCorrupt) as error:
                 raise errors.AnswerCorrupt(f"{name}: {error}; request {sent.id}") from error
             except (httpx.TransportError, OSError) as error:

@@ -70,6 +70,7 @@ class BoundPlan:
     ]  # of neighbouring ones of one shape only the first, and the last of all
     eot_id: int | None  # that the server knows of every source; None if it does not, or they differ
     num_steps: int | None = None  # training steps of the plan; None: it has no end
+    epoch_rows: int | None = None  # of a plan of one corpus whose order has epochs
     vocab_size: int | None = None  # of the largest tokenizer among the sources; None: the server knows none
     indices: str = "windows"  # what `/v1/indices` says of rows: their windows, or the pieces that they join
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
@@ -155,6 +156,7 @@ def _described_plan(
             stages=described,
             eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
             num_steps=answer["num_steps"],
+            epoch_rows=_epoch_rows(list(sources)),
             indices=str(answer.get("indices", "windows")),
             vocab_size=_largest(source.get("vocab_size") for source in sources),
             largest_id=_largest(source.get("largest_id") for source in sources),
@@ -259,7 +261,7 @@ def tokens(corpus: str, start: int, count: int) -> Question[tuple[str, bytes]]:
 def _object(path: str, _: wire.Headers, content: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested more deeply than Python can read
         answer = None
     if not isinstance(answer, dict):
         shown = content.decode("utf-8", "replace")[:200]
@@ -274,6 +276,13 @@ def _described(kind: type[T], found: list[dict[str, Any]]) -> tuple[T, ...]:
     """
     whole = ({"file": given.get("name"), **given} for given in found)
     return tuple(kind(**{each.name: given[each.name] for each in fields(kind)}) for given in whole)  # type: ignore[arg-type]
+
+
+def _epoch_rows(sources: Sequence[Mapping[str, Any]]) -> int | None:
+    if len(sources) != 1 or sources[0].get("steps_per_epoch") is None:
+        return None
+    rows = sources[0].get("num_windows")
+    return rows if isinstance(rows, int) and rows > 0 else None
 
 
 def _largest(values: Iterable[int | None]) -> int | None:

@@ -27,6 +27,10 @@ _last_found: dict[tuple[str, int], list[Address]] = {}
 """Addresses of each name, for when the name service fails in the middle of a run."""
 
 
+HOST_AND_PORT = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}(/.*)?")
+"""A URL without its scheme, as `localhost:8000`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
     """Where a server is: its URL as written, which messages call it by, and one of its addresses.
@@ -46,6 +50,8 @@ class Endpoint:
         """Read `http://host[:port][/prefix]`, its https form, or `uds:///path/of.sock`."""
         if not isinstance(url, str):
             raise errors.InvalidArgument(f"url must be {URL_FORMS}, got {url!r}")
+        if HOST_AND_PORT.fullmatch(url):
+            url = f"http://{url}"
         try:
             parts = urlsplit(url)
             port = parts.port

@@ -181,9 +181,11 @@ class Pool:
     def deadline_exceeded(self, seconds: float) -> errors.DeadlineExceeded:
         """Return what to raise after so many seconds, with the last failure as its cause."""
         names = ", ".join(each.endpoint.name for each in self._replicas or self._names)
+        answered = isinstance(self._last_error, errors.ServerError)
+        hint = "" if answered else "is the server running? "
         error = errors.DeadlineExceeded(
-            f"no good answer from {names} within {seconds:g} s; last: {self._last_failure}; is the server "
-            "running? deadline_seconds= sets how long to wait"
+            f"no good answer from {names} within {seconds:g} s; last: {self._last_failure}; {hint}"
+            "deadline_seconds= sets how long to wait"
         )
         error.__cause__ = self._last_error
         return error
@@ -292,7 +294,7 @@ class Pool:
                 replica.refused = error
                 log.error("%s; this server is not used any more", named(replica, error))
             elif not (isinstance(error, errors.ConnectionFailed) and error.stale):
-                delay = replica.leave_alone(error, time.monotonic())
+                delay = replica.leave_alone(error, time.monotonic(), self.network.attempt_seconds)
                 # From the first failure on, then ever more rarely. Of a name's addresses one may be out of
                 # reach for good (IPv6, say); that is no news while another one works. Nor is a new replica
                 # that does not know the plan yet: the plan is posted to it next.

@@ -85,14 +85,17 @@ class Replica:
         self.num_failures = 0
         self.retry_at = self.probe_at = 0.0
 
-    def leave_alone(self, error: Exception, now: float) -> float:
-        """Back off, for longer with each failure in a row; return the seconds."""
+    def leave_alone(self, error: Exception, now: float, longest: float) -> float:
+        """Back off, for longer with each failure in a row; return the seconds.
+
+        longest: to wait because the server asks for it, so that a request is tried again before its deadline.
+        """
         doublings = min(self.num_failures, 16)
         self.num_failures += 1
         delay = min(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS * 2.0**doublings) * random.uniform(0.5, 1.0)
         if isinstance(error, errors.ServerError) and error.retry_after_seconds is not None:
             # Ranks in step are refused together, and must not come back together.
-            delay = max(delay, error.retry_after_seconds * random.uniform(1.0, 1.5))
+            delay = max(delay, min(error.retry_after_seconds, longest) * random.uniform(1.0, 1.5))
         self.retry_at = now + delay
         # While others work, a failing replica is probed ever more rarely.
         self.probe_at = now + max(delay, min(PROBE_LAST_SECONDS, 2.0**doublings))

@@ -238,6 +238,9 @@ def server_seconds(headers: Headers) -> float:
     return float(found[1]) / 1e3 if found else 0.0
 
 
+MAX_RETRY_AFTER_SECONDS = 60.0
+
+
 def error_from_answer(status: int, headers: Headers, body: bytes) -> errors.ServerError:
     """The error that an answer other than 2xx stands for."""
     content_type = (headers.get("content-type") or "").partition(";")[0].strip().lower()
@@ -252,7 +255,8 @@ def error_from_answer(status: int, headers: Headers, body: bytes) -> errors.Serv
     remedy = ACCESS_REMEDY if denied else None
     if 300 <= status < 400 and (location := headers.get("location")):
         remedy = f"redirects are not followed, and this one leads to {location}; give the server's own URL"
-    excerpt = body[:200].decode("utf-8", "replace").strip()
+    is_text = content_type in (PROBLEM_TYPE, "application/json", "") or content_type.startswith("text/")
+    excerpt = body[:200].decode("utf-8", "replace").strip() if is_text else ""
     told = detail or problem.get("title") or (repr(excerpt) if excerpt else "no explanation")
     return kind(
         str(told) if detail and not denied else f"HTTP {status}: {told}",
@@ -272,7 +276,10 @@ def _text(value: object) -> str | None:
 
 
 def _seconds(value: str | None) -> float | None:
-    """`Retry-After` in seconds; its date form is not worth a clock comparison and reads as 1 s."""
+    """`Retry-After` in seconds, bounded; its date form is not worth a clock comparison and reads as 1 s."""
     if value is None:
         return None
-    return float(value) if value.isascii() and value.isdigit() else 1.0
+    if not (value.isascii() and value.isdigit()):
+        return 1.0
+    # A server that is back sooner than it thought must not be left alone for hours.
+    return MAX_RETRY_AFTER_SECONDS if len(value) > 9 else min(float(value), MAX_RETRY_AFTER_SECONDS)

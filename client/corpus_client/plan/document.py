@@ -12,8 +12,8 @@ from typing import Any
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
+from corpus_client.plan.schedule import MAX_STEP as MAX_STEP
 
-MAX_STEP = 2**40
 STAGE_FIELDS = ("mixture", "global_batch_size", "seq_len", "exclude")
 
 DEFAULTS: dict[str, Any] = {"seed": 0, "order": "shuffle", "rows": "windows"}

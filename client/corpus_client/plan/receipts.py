@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from hashlib import sha256
+from struct import iter_unpack, pack
 
 from corpus_client import errors
 from corpus_client.network import control
@@ -59,8 +60,21 @@ def _evidence(replicas: Replicas, plan: BoundPlan, step: int, other: BoundPlan) 
         return replicas.ask(control.receipt(plan.plan_id, step))
     shared = min(len(plan.shards), len(other.shards))
     digest = sha256(repr(plan.shards[:shared]).encode())
-    digest.update(replicas.ask(control.places(plan.plan_id, step)))
+    places = replicas.ask(control.places(plan.plan_id, step))
+    if plan.indices == "windows":  # of the other plan they may be pieces, as a view's are
+        stage = [each for each in plan.stages if each.first_step is not None and each.first_step <= step][-1]
+        places = _as_pieces(places, stage.seq_len + 1)
+    digest.update(places)
     return f"sha256={digest.hexdigest()} of the rows' places"
+
+
+def _as_pieces(windows: bytes, row_tokens: int) -> bytes:
+    """Return the pieces that rows consist of which are windows: one each.
+
+    windows: `(rows, 2) int64`, shard and start; returns `(rows, 4) int64`, see `wire.PIECE_ITEMS`.
+    """
+    rows = enumerate(iter_unpack("<2q", windows))
+    return b"".join(pack("<4q", row, shard, start, row_tokens) for row, (shard, start) in rows)
 
 
 def _samples(plan: BoundPlan, step: int) -> list[int]:

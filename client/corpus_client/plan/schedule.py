@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from corpus_client import errors
 from corpus_client.network.control import StageDescription
 
+MAX_STEP = 2**40
+"""How many steps a plan can have."""
+
 MAX_STEPS_PER_REQUEST = 256
 
 Piece = tuple[int, int, tuple[int, int]]
@@ -86,7 +89,7 @@ def pieces(
     small answer.
 
     Args:
-        end_step: where to stop; None: never.
+        end_step: where to stop; None: behind the last step that a plan can have.
         max_bytes: of a piece of several steps.
         batch_bytes: returns the bytes of a batch of a shape.
         step_stride: every how many steps one is asked for; above 1 each is a piece of its own.
@@ -96,9 +99,9 @@ def pieces(
         max_steps = min(max_bytes // batch_bytes(step_range.shape), MAX_STEPS_PER_REQUEST)
         if step_stride > 1 or max_steps == 0:
             max_steps = 1
-        stops = [stop for stop in (step_range.stop_step, end_step) if stop is not None]
-        while not stops or step < min(stops):
-            num_steps = min(count, max_steps, *(stop - step for stop in stops))
+        stop = min(each for each in (step_range.stop_step, end_step, MAX_STEP) if each is not None)
+        while step < stop:
+            num_steps = min(count, max_steps, stop - step)
             yield step, num_steps, step_range.shape
             step += max(num_steps, step_stride)
             count = min(2 * count, MAX_STEPS_PER_REQUEST)

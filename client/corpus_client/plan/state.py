@@ -11,10 +11,10 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, Final, Generic, Literal, NoReturn, Self, TypeVar
 
 from corpus_client import errors
 from corpus_client.network import chain
@@ -35,7 +35,10 @@ OPTIONAL = {"next_batch"}
 MAX_SHOWN = 20
 """Differences in a message; a plan of 100,000 decisions may have as many."""
 
+MAX_LENGTH = 2**31
+
 B = TypeVar("B")
+S = TypeVar("S")
 
 
 def make_state(plan: BoundPlan, next_step: int, next_batch: str | None = None) -> dict[str, Any]:
@@ -102,6 +105,25 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+NumSteps = int | Literal["epoch"] | None
+"""As a loader takes it: a number of steps, exactly one pass over the corpus, or no end."""
+
+EPOCH: Final = "epoch"
+
+
+class Steps(Iterator[S]):
+    """What a `for` iterates over: another object than the loader; after an error it may be asked again.
+
+    No `iter(function, sentinel)`, which compares: a batch of arrays is equal to nothing, or to everything.
+    """
+
+    def __init__(self, take: Callable[[], S]) -> None:
+        self._take = take
+
+    def __next__(self) -> S:
+        return self._take()
+
+
 class PlanLoader(Generic[B]):
     """A place in a plan, used by one thread at a time. A loader sets `_bound`, makes batches, can `_stop`."""
 
@@ -110,15 +132,24 @@ class PlanLoader(Generic[B]):
     place: tuple[int, int]  # rank and world size
 
     def __init__(
-        self, urls: str | Sequence[str], network: Network, num_steps: int | None, run: str | None
+        self,
+        urls: str | Sequence[str],
+        network: Network,
+        num_steps: NumSteps,
+        run: str | None,
+        *,
+        reiterable: bool = False,
     ) -> None:
         self._connect = partial(Replicas, urls, network.named(run))
-        self._end_step = None if num_steps is None else integer("num_steps", num_steps, 0, MAX_STEP)
+        self._epoch_rows: int | None = None  # rows of the pass of `num_steps="epoch"`
+        self._end_step = None if num_steps in (None, EPOCH) else integer("num_steps", num_steps, 0, MAX_STEP)
+        self._is_epoch = num_steps == EPOCH
+        self._reiterable = reiterable
         self._step = 0
         self._used = False  # whether a batch, or the end, was yielded since the last `seek`
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
-        self._thread_lock = threading.Lock()
+        self._thread_lock = threading.RLock()  # a signal handler may close the loader meanwhile
 
     def __enter__(self) -> Self:
         return self
@@ -138,17 +169,46 @@ class PlanLoader(Generic[B]):
     def _describe_device(self) -> str:
         return ""
 
+    def _end_with_epoch(self) -> None:
+        """Let the run end with one pass over the plan's corpus, if `num_steps="epoch"` asks for that."""
+        if not self._is_epoch:
+            return
+        plan = self._bound
+        if plan.epoch_rows is None or len(plan.stages) != 1:
+            raise errors.InvalidArgument(
+                f"num_steps={EPOCH!r} needs a plan of one stage and one corpus whose order has epochs, got "
+                f"{len(plan.stages)} stages of {', '.join(plan.sources)}; give a number of steps"
+            )
+        self._epoch_rows = plan.epoch_rows
+        self._end_step = -(-plan.epoch_rows // plan.stages[0].global_batch_size)
+
+    def _rows_left(self, step: int, num_rows: int) -> int:
+        """Return how many of this rank's rows of a step belong to the epoch; all of them without one."""
+        if self._epoch_rows is None or step + 1 != self._end_step:
+            return num_rows
+        first = step * self._bound.stages[0].global_batch_size + self.place[0] * num_rows
+        return min(max(self._epoch_rows - first, 0), num_rows)
+
+    def __getitem__(self, _: object) -> NoReturn:
+        raise errors.InvalidArgument(
+            f"a {type(self).__name__} has no items; iterate over it: it fetches ahead by itself and needs no "
+            "DataLoader. If there must be one: DataLoader(CorpusIterableDataset(...), batch_size=None)"
+        )
+
     def __iter__(self) -> Iterator[B]:
         """Return an iterator that goes on with step `step`; `RunComplete` if the last one was yielded."""
+        if self._reiterable and self._used:
+            self.seek(0)
         if self._used and self._end_step is not None and self._step >= self._end_step:
             # A new pass would repeat the data in silence.
             raise errors.RunComplete(
                 f"all steps before num_steps={self._end_step} were yielded; to go over them again call "
-                "loader.seek(0), for more steps make a loader with a larger num_steps; epochs are no passes: "
+                "loader.seek(0) or make it with reiterable=True, for more steps make a "
+                "loader with a larger num_steps; epochs are no passes: "
                 "num_steps counts the steps of all of them"
             )
         # Not the loader itself: a loop that takes the first batch with `next` iterates over its iterator.
-        return iter(self.__next__, None)
+        return Steps(self.__next__)
 
     def __next__(self) -> B:
         raise NotImplementedError
@@ -166,6 +226,8 @@ class PlanLoader(Generic[B]):
         """Return `num_steps`, the steps of the whole run, whatever was yielded already."""
         if self._end_step is None:
             raise TypeError("a loader without num_steps= has no length")
+        if self._end_step > MAX_LENGTH:  # `list` would take memory for so many batches at once
+            raise TypeError(f"a loader of more than {MAX_LENGTH} steps has no length")
         return self._end_step
 
     @property
@@ -237,6 +299,10 @@ class PlanLoader(Generic[B]):
     def seek(self, step: int) -> None:
         """Go to a training step, which the next batch will have. Another thread may iterate from then on."""
         step = integer("step", step, 0, MAX_STEP)
+        if self._end_step is not None and step > self._end_step:
+            raise errors.InvalidArgument(
+                f"step must be at most num_steps={self._end_step}, where the run ends, got {step}"
+            )
         self._check_thread()
         if step != self._step:
             self._stop()
@@ -280,6 +346,11 @@ class PlanLoader(Generic[B]):
                 goes on at another step than the trainer; or the server has other tokens for its next batch.
         """
         step, next_batch = check_state(saved, self._bound)
+        if self._end_step is not None and step > self._end_step:
+            raise errors.StateMismatch(
+                f"the state goes on at step {step}, and this loader ends at num_steps={self._end_step}; "
+                "make it with a larger num_steps"
+            )
         if trained_steps is not None and trained_steps != step:
             kind = "skip" if step > trained_steps else "repeat"
             raise errors.StateMismatch(
@@ -323,17 +394,26 @@ class PlanLoader(Generic[B]):
         Two threads in `__next__` would deliver a step twice. A thread that has ended may be followed.
         """
         self._check_process()
+        if not self._takes_over():
+            self._refuse_thread()
+
+    def _takes_over(self) -> bool:
+        """Make the calling thread the one that iterates, unless another one does that runs."""
+        if os.getpid() != self._pid:
+            return False
         thread = threading.current_thread()
-        if self._thread is thread:
-            return
         with self._thread_lock:
             owner = self._thread
-            if owner is not None and owner is not thread and owner.is_alive():
-                raise errors.SecondThread(
-                    f"thread {thread.name!r} uses a loader over which thread {owner.name!r} iterates; make a "
-                    f"loader for each thread, or hand it over by loader.seek(loader.step) in {owner.name!r}"
-                )
-            self._thread = thread
+            if owner is None or owner is thread or not owner.is_alive():
+                self._thread = owner = thread
+        return owner is thread
+
+    def _refuse_thread(self) -> NoReturn:
+        owner = getattr(self._thread, "name", "another")
+        raise errors.SecondThread(
+            f"thread {threading.current_thread().name!r} uses a loader over which thread {owner!r} iterates; "
+            f"make a loader for each thread, or hand it over by loader.seek(loader.step) in {owner!r}"
+        )
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

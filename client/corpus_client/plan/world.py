@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,21 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from corpus_client import errors
 from corpus_client.plan.document import MAX_STEP, integer
+
+RANK_AND_SIZE = ("RANK", "WORLD_SIZE")
+SLURM = ("SLURM_PROCID", "SLURM_NTASKS")
+LAUNCHERS = (
+    RANK_AND_SIZE,
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    SLURM,
+)
+"""Where a rank and the number of ranks stand in the environment; the first that is there decides.
+
+Slurm comes last: within a job, mpirun starts processes that all have the variables of the job's script.
+"""
+
+log = logging.getLogger("corpus_client")
 
 ContextOrder = Literal["contiguous", "zigzag"]
 
@@ -52,7 +68,8 @@ class Placement:
     have the same rank here send the same requests, byte for byte, which caches on the way answer.
 
     Args:
-        rank, world_size: default torch.distributed, then RANK and WORLD_SIZE, then 0 and 1.
+        rank, world_size: default torch.distributed, then RANK and WORLD_SIZE, then what mpirun
+            (`OMPI_COMM_WORLD_RANK`, `PMI_RANK`) or srun (`SLURM_PROCID`) set, then 0 and 1.
         mesh: a named `DeviceMesh` instead of these. Processes that differ only in other dimensions than
             `data_dims` get the same batch, by the same requests.
         data_dims: dimensions of the mesh over which rows are divided, the first one slowest.
@@ -126,7 +143,7 @@ class Placement:
 
 
 def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return (rank, world size): as given, else torch.distributed's, else RANK and WORLD_SIZE, or (0, 1)."""
+    """Return (rank, world size): as given, else torch.distributed's, else the environment's, or (0, 1)."""
     if (rank is None) != (world_size is None):
         raise errors.InvalidArgument(
             f"rank and world_size must be given together, got rank={rank}, world_size={world_size}"
@@ -182,12 +199,56 @@ def _from_torch() -> tuple[int, int] | None:
 
 
 def _from_environment() -> tuple[int, int]:
-    texts = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-    if not any(texts.values()):
+    """Return (rank, world size) as RANK and WORLD_SIZE say, else as what started the processes says."""
+    found = {names: _pair(*names) for names in LAUNCHERS}
+    said = {names: place for names, place in found.items() if place is not None}
+    if not said:
+        local = os.environ.get("LOCAL_RANK", "")
+        if (local.isdecimal() and int(local) > 0) or ranks_on_host() > 1:
+            raise errors.InvalidArgument(
+                f"LOCAL_RANK={local or 0} says that several processes run, and neither RANK and WORLD_SIZE "
+                "nor torch.distributed say which rows this one reads; set both, call init_process_group "
+                "first, or pass rank and world_size (placement=Placement(...) of a CorpusLoader)"
+            )
         return 0, 1
+    names, (rank, world_size) = next(iter(said.items()))
+    for others, (other_rank, other_size) in said.items():
+        # Of a job's script and not of a step, Slurm's variables are the same in all processes of mpirun.
+        is_of_step = others != SLURM or "SLURM_STEP_ID" in os.environ
+        same_size_other_rank = other_size == world_size and other_rank != rank
+        if is_of_step and (other_size > world_size or same_size_other_rank):
+            raise errors.InvalidArgument(
+                f"{_said(names)} and {_said(others)} contradict each other: several processes would read the "
+                "same rows; unset those that are wrong, or pass rank and world_size "
+                "(placement=Placement(...) of a CorpusLoader)"
+            )
+    if names != RANK_AND_SIZE:
+        is_sure = names != SLURM or "SLURM_STEP_ID" in os.environ
+        log.log(
+            logging.INFO if is_sure else logging.WARNING,
+            "rank %d of %d, by %s; placement= says otherwise",
+            rank,
+            world_size,
+            _said(names),
+        )
+    return rank, world_size
+
+
+def _pair(rank_name: str, size_name: str) -> tuple[int, int] | None:
+    texts = {name: os.environ.get(name) for name in (rank_name, size_name)}
+    if rank_name != "RANK" and not all(texts.values()):  # set for other ends, too
+        return None
+    if not any(texts.values()):
+        return None
     try:
-        return int(texts["RANK"] or ""), int(texts["WORLD_SIZE"] or "")
+        rank, world_size = (int(text or "") for text in texts.values())
     except ValueError as error:
         raise errors.InvalidArgument(
-            f"RANK and WORLD_SIZE must both be set to integers, got {texts}; or pass rank= and world_size="
+            f"{rank_name} and {size_name} must both be set to integers, got {texts}; or pass rank= and "
+            "world_size="
         ) from error
+    return rank, world_size
+
+
+def _said(names: tuple[str, str]) -> str:
+    return " ".join(f"{name}={os.environ.get(name)}" for name in names)

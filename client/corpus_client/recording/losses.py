@@ -37,7 +37,7 @@ class _Yielded(NamedTuple):
 
 
 class LossRecorder:
-    """Takes the losses of a loader's rows. Used by the loop's thread; `stats` from any.
+    """Takes the losses of a loader's rows. Used by the loop's thread; `stats` by any.
 
     Args:
         folder: where rows are written to; None: nowhere.
@@ -53,7 +53,6 @@ class LossRecorder:
         self._means = _Means()
         self._num_recorded = self._num_left_out = 0
         self._due = time.monotonic() + COLLECT_SECONDS
-        self._lock = threading.Lock()  # the loader may be closed from another thread
 
     def begin(self) -> None:
         """Note that the loader was sent to another step: records of the same rows may come again."""
@@ -81,37 +80,35 @@ class LossRecorder:
         """
         if not isinstance(losses, torch.Tensor):
             losses = _tensor_of(losses)
-        with self._lock:
-            yielded = self._yielded.get(step)
-            if yielded is None:
-                kept = f"{min(self._yielded)} to {max(self._yielded)}" if self._yielded else "none"
-                raise errors.InvalidArgument(
-                    f"step must be one of the last {STEPS_KEPT} that the loader yielded and that are not "
-                    f"recorded yet ({kept}), got {step}; pass batch.step, once a step"
-                )
-            rows, shape = yielded.sources.shape[0], losses.shape
-            if shape != (rows,) or not losses.is_floating_point():
-                raise errors.InvalidArgument(
-                    f"losses must be one floating-point number for each of the {rows} rows of step {step}, "
-                    f"got {losses.dtype} of shape {tuple(shape)}; torch.cat joins those of micro batches"
-                )
+        yielded = self._yielded.get(step)
+        if yielded is None:
+            kept = f"{min(self._yielded)} to {max(self._yielded)}" if self._yielded else "none"
+            raise errors.InvalidArgument(
+                f"step must be one of the last {STEPS_KEPT} that the loader yielded and that are not "
+                f"recorded yet ({kept}), got {step}; pass batch.step, once a step"
+            )
+        rows, shape = yielded.sources.shape[0], losses.shape
+        if shape != (rows,) or not losses.is_floating_point():
+            raise errors.InvalidArgument(
+                f"losses must be one floating-point number for each of the {rows} rows of step {step}, "
+                f"got {losses.dtype} of shape {tuple(shape)}; torch.cat joins those of micro batches"
+            )
+        if not self._read_back.push(yielded, losses, yielded.sources, rows):
+            self._collect()
             if not self._read_back.push(yielded, losses, yielded.sources, rows):
-                self._collect()
-                if not self._read_back.push(yielded, losses, yielded.sources, rows):
-                    self._num_left_out += rows
-            del self._yielded[step]
-            self._num_recorded += rows
-            if time.monotonic() >= self._due:
-                self._collect()
+                self._num_left_out += rows
+        del self._yielded[step]
+        self._num_recorded += rows
+        if time.monotonic() >= self._due:
+            self._collect()
 
-    def stats(self, *, in_loop: bool) -> dict[str, Any]:
-        """Return the fields of `LoaderStats` that are about losses.
+    def measure(self) -> None:
+        """Take what has arrived from the device."""
+        if not self._read_back.is_capturing():
+            self._collect()
 
-        in_loop: whether the loop's thread asks, which alone may ask the device.
-        """
-        if in_loop and not self._read_back.is_capturing():
-            with self._lock:
-                self._collect()
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of `LoaderStats` that are about losses, as far as they have been taken."""
         written, lost = (self._writer.num_written, self._writer.num_lost) if self._writer else (0, 0)
         return {
             "losses": self._means.by_source(),
@@ -123,7 +120,7 @@ class LossRecorder:
     def close(self) -> None:
         """Wait for what is on its way, and have it written."""
         # After a device error nothing more arrives; the loop meets the error where it waits for the device.
-        with contextlib.suppress(RuntimeError), self._lock:
+        with contextlib.suppress(RuntimeError):
             self._collect(wait=True)
         if self._writer is not None:
             self._writer.close()

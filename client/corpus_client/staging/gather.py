@@ -11,11 +11,13 @@ model: on two cores, both of them brought a fifth of one's throughput at times.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,8 @@ from corpus_client.network.control import ShardDescription
 
 Tokens = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.int64]
+
+MAX_OPEN_FILES = 1 << 20
 
 NO_SHARD = -1
 """Stands for a shard's number at the end of a row that a token id fills."""
@@ -52,39 +56,61 @@ class LocalShard:
     def __init__(self, path: Path, described: ShardDescription) -> None:
         self.path = path
         self.described = described
+        self.tokens: Tokens = np.empty(0, described.dtype)
         try:
-            self._file = path.open("rb")
+            with path.open("rb") as file:
+                self._opened = _identity(os.fstat(file.fileno()))
+                if self._opened[0] == described.size_bytes and described.num_tokens:
+                    self.tokens = self._mapped(file)
         except OSError as error:
+            if error.errno == errno.EMFILE:
+                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                raise errors.InvalidArgument(
+                    f"local_root needs a file descriptor for each shard, and this process may have {limit:,}"
+                    "; raise the limit (ulimit -Hn, or LimitNOFILE= of systemd), or leave local_root out"
+                ) from error
             raise errors.LocalCopyMismatch(
                 f"corpus {described.corpus!r}: shard {described.name} must lie at {path}, "
                 f"got {error.strerror}; is local_root right?"
             ) from error
-        status = os.fstat(self._file.fileno())
-        self._opened = (status.st_size, status.st_mtime_ns)
-        if status.st_size != described.size_bytes:
-            self._file.close()
+        if self._opened[0] != described.size_bytes:
             raise errors.LocalCopyMismatch(
                 f"corpus {described.corpus!r}: {path} must have {described.size_bytes:,} bytes, "
-                f"got {status.st_size:,}; was the copy interrupted?"
+                f"got {self._opened[0]:,}; was the copy interrupted?"
             )
-        self.tokens: Tokens = np.empty(0, described.dtype)
-        if described.num_tokens:
-            view = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            view.madvise(mmap.MADV_RANDOM)  # else a cold window of 2 KiB reads megabytes ahead
-            dtype = np.dtype(described.dtype).newbyteorder("<")
-            self.tokens = np.frombuffer(view, dtype, count=described.num_tokens, offset=described.data_offset)
         self.address = self.tokens.ctypes.data
+
+    def _mapped(self, file: BinaryIO) -> Tokens:
+        """Return the shard's tokens in a map, which keeps a descriptor of its own."""
+        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        view.madvise(mmap.MADV_RANDOM)  # else a cold window of 2 KiB reads megabytes ahead
+        dtype, described = np.dtype(self.described.dtype).newbyteorder("<"), self.described
+        return np.frombuffer(view, dtype, count=described.num_tokens, offset=described.data_offset)
 
     def check_unchanged(self) -> None:
         """Raise unless the file still has the size and time it was opened with."""
-        status = os.fstat(self._file.fileno())
-        if (status.st_size, status.st_mtime_ns) != self._opened:
+        try:
+            now = _identity(self.path.stat())
+        except OSError:
+            now = None
+        if now != self._opened:
             raise errors.LocalCopyMismatch(f"{self.path} changed while it was in use; copy it again")
 
     def close(self) -> None:
-        """Close the file; the map goes with the last view of it."""
-        self._file.close()
+        """Drop the map, which goes with the last view of it."""
         self.tokens = np.empty(0, self.described.dtype)
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit of open files to the hard one: the usual 1,024 are for programs with select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
 
 
 class Gatherer:
@@ -213,6 +239,9 @@ class PieceGatherer(Gatherer):
             of rows, which have a token id in place of a start.
         """
         rows, numbers, starts, counts = np.ascontiguousarray(indices.T)
+        # A row whose documents are all excluded has a piece without tokens, and then the end that fills it.
+        some = counts != 0
+        rows, numbers, starts, counts = rows[some], numbers[some], starts[some], counts[some]
         stops = np.minimum(np.maximum(counts, 0), self._row_tokens).cumsum()
         begins = stops - counts
         num_rows, rest = divmod(int(stops[-1]), self._row_tokens) if len(stops) else (0, 0)

@@ -18,8 +18,11 @@ from corpus_client.network.control import BoundPlan, ShardDescription
 from corpus_client.network.layout import arrays_of, starts, views
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.requests import AheadRequests
-from corpus_client.staging.gather import Gatherer, LocalShard, PieceGatherer
+from corpus_client.staging.gather import Gatherer, LocalShard, PieceGatherer, allow_open_files
 from corpus_client.staging.options import LocalRoot
+
+MANY_SHARDS = 256
+"""Each takes a file descriptor, and twice while another loader opens: above it the limit is raised."""
 
 PROBE_TOKENS = 2048
 PROBE_SHARDS = 8
@@ -34,6 +37,8 @@ def open_shards(plan: BoundPlan, local_root: LocalRoot) -> list[LocalShard]:
         raise errors.InvalidArgument(
             f"{', '.join(plan.views)}: a view is read without local_root, got {local_root!r}; leave it out"
         )
+    if len(plan.shards) > MANY_SHARDS:
+        allow_open_files()
     with ExitStack() as on_error:
         paths = ((_local_path(local_root, described), described) for described in plan.shards)
         shards = [on_error.enter_context(closing(LocalShard(*each))) for each in paths]

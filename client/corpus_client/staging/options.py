@@ -14,8 +14,8 @@ LocalRoot = Mapping[str, str | os.PathLike[str]] | str | os.PathLike[str]
 PREFETCH_BYTES = 64 << 20
 """Four slots of 16 MiB: two being received, one being read, one ready. Four times as much was no faster.
 
-It holds half a minute of training at a million tokens a second. Loaders do not share their slots, so this is
-also what a second one, for evaluation, page-locks beside the first.
+It holds half a minute of training at a million tokens a second. Where two batches are larger, they count.
+Loaders do not share their slots, so a second one, for evaluation, page-locks as much beside the first.
 """
 MAX_TRACE_STEPS = 1 << 16
 
@@ -25,8 +25,9 @@ class Staging:
     """How batches are staged on the host.
 
     Args:
-        prefetch_bytes: bound of the memory for what is fetched ahead, in bytes; never more than half of the
-            host's memory is taken.
+        prefetch_bytes: bound of the memory for what is fetched ahead, in bytes; it must hold two batches.
+            None: 64 MiB, or two batches if these are larger. All loaders of a process together never take
+            more than half of the host's memory, divided by the ranks on it.
         local_root: folder with a copy of the corpus's shards, or a mapping from corpus to folder. Then only
             the places of the windows travel, and their tokens are read from the copy.
         trace_steps: keep what happened in the last so many steps for `CorpusLoader.trace`, and measure
@@ -34,13 +35,14 @@ class Staging:
         nvtx: mark `fetch`, `receive`, `transfer` and `wait` for Nsight Systems; needs CUDA.
     """
 
-    prefetch_bytes: int = PREFETCH_BYTES
+    prefetch_bytes: int | None = None
     local_root: LocalRoot | None = None
     trace_steps: int = 0
     nvtx: bool = False
 
     def __post_init__(self) -> None:
-        integer("prefetch_bytes", self.prefetch_bytes, 0, 2**63 - 1)
+        if self.prefetch_bytes is not None:
+            integer("prefetch_bytes", self.prefetch_bytes, 0, 2**63 - 1)
         if not isinstance(self.local_root, Mapping | str | os.PathLike | None):
             raise errors.InvalidArgument(
                 f"local_root must be a folder, or a mapping of corpora to folders, got {self.local_root!r}"

@@ -20,7 +20,6 @@ import mmap
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +40,11 @@ child would unmap those.
 
 log = logging.getLogger("corpus_client")
 
-_overdue: deque[Callable[[], None]] = deque()
-"""Unlocking that is left to do: the last reference went in a thread that may not call the device."""
+_locked: dict[int, tuple[weakref.finalize[Any, Any], Callable[[], None]]] = {}
+"""Registered memory by its address: the finaliser of its array, and what unlocks it."""
+
+_abandoned: list[mmap.mmap] = []
+"""Maps that stay locked to the process's end; kept, so that nothing else gets their addresses."""
 
 
 def staging_memory(
@@ -85,10 +87,11 @@ def pinned_by_torch(num_bytes: int) -> torch.Tensor:
 
 
 def registered(num_bytes: int, device: torch.device, runtime: Any, wait: Callable[[], None]) -> torch.Tensor:
-    """Return a map that the runtime has page-locked; it is unlocked when nothing refers to it any more.
+    """Return a map that the runtime has page-locked, until `unlock`, or until nothing refers to it any more.
 
-    Unlocking calls the device, so only the thread that registered the memory does it. If another one drops
-    the last reference (a fetcher that outlived its join), `unlock_overdue` does it later.
+    Unlocking calls the device. If the last reference goes in another thread than the one that registered the
+    memory (a loader that was dropped without `close`), and that one still runs, the memory stays locked, and
+    a warning says so.
     """
     memory = _new_map(num_bytes)
     try:
@@ -118,28 +121,38 @@ def registered(num_bytes: int, device: torch.device, runtime: Any, wait: Callabl
         with runtime.device(device):
             cudart.cudaHostUnregister(address)
 
-    weakref.finalize(owner, _dropped, os.getpid(), threading.get_ident(), unlock, memory)
+    def dropped() -> None:
+        _locked.pop(address, None)
+        if os.getpid() != pid:
+            return  # a forked child: what is locked is the parent's
+        if thread is threading.current_thread() or not thread.is_alive():
+            unlock()
+        else:
+            _abandoned.append(memory)
+            log.warning(
+                "%d bytes stay page-locked until the process ends: a loader was dropped by thread %r, and "
+                "only thread %r may call its device; close loaders where they are iterated over",
+                num_bytes,
+                threading.current_thread().name,
+                thread.name,
+            )
+
+    pid, thread = os.getpid(), threading.current_thread()
+    _locked[address] = weakref.finalize(owner, dropped), unlock
     return torch.from_numpy(owner)
 
 
-def unlock_overdue() -> None:
-    """Unlock what was dropped by threads that may not call the device; called by one that may."""
-    while _overdue:
-        _overdue.popleft()()
+def pinned_bytes(memory: torch.Tensor) -> int:
+    """Return the bytes that page-locked memory takes: torch's allocator rounds up to a power of two."""
+    is_registered = memory.data_ptr() in _locked
+    return memory.nbytes if is_registered else 1 << (memory.nbytes - 1).bit_length()
 
 
-def _dropped(pid: int, thread: int, unlock: Callable[[], None], memory: mmap.mmap) -> None:
-    if os.getpid() != pid:
-        return  # a forked child: what is locked is the parent's
-    if threading.get_ident() == thread:
-        unlock()
-    else:
-
-        def unlock_later() -> None:
-            unlock()
-            memory.close()  # held until here, so that the address was not given to anybody else
-
-        _overdue.append(unlock_later)
+def unlock(memory: torch.Tensor) -> None:
+    """Unlock registered memory now, whatever refers to it; for a thread that may call the device."""
+    finalizer, unlock_it = _locked.pop(memory.data_ptr(), (None, None))
+    if finalizer is not None and unlock_it is not None and finalizer.detach() is not None:
+        unlock_it()
 
 
 def _new_map(num_bytes: int) -> mmap.mmap:

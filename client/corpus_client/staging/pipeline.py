@@ -3,7 +3,7 @@
     free --> fetcher thread fills --> ready --> uploaded in groups of batches --> in use --> free
                                                                       (when no group is read from it)
 
-The device is the training loop's: only its thread uploads, reads, and asks whether a copy is done.
+The device is the training loop's: only its thread uploads, reads, asks whether a copy is done, and closes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRANSFER_POLL_SECONDS = 0.001
 class Pipeline:
     """Yield batches in order, on the device; used by one thread.
 
-    `close` is idempotent; dropping the pipeline, or ending the interpreter, closes it too.
+    `close` is idempotent; dropping the pipeline, or ending the interpreter, ends its thread too.
     """
 
     def __init__(
@@ -74,15 +74,24 @@ class Pipeline:
         finally:
             self._recorder.get(step)
 
+    def stop(self) -> None:
+        """Stop the fetcher, also while it waits for the network, and a wait of `take`; from any thread.
+
+        Waits a bounded time for the fetcher's end.
+        """
+        self._closer()
+
     def close(self) -> bool:
-        """Stop the thread, also while it waits for the network; wait a bounded time for its end.
+        """Stop the fetcher, and wait until the device has read what it was to copy.
 
         Returns whether nothing writes or reads the slots any more.
         """
-        self._closer()
+        self.stop()
         if os.getpid() != self.queues.pid:
             return False
         self._stager.drain()
+        for group in self._uploaded:
+            group.unread.clear()  # a trace may keep the group, and need not keep its memory
         return not (self.queues.thread and self.queues.thread.is_alive())
 
     def _reclaim(self) -> None:

@@ -107,7 +107,6 @@ class DeviceRing(Stager):
 
     def prepare(self, batch_bytes: int) -> None:
         """Allocate the buffers, unless those that exist hold a batch of this size."""
-        pinning.unlock_overdue()
         if self.num_bytes and batch_bytes <= self.num_bytes // NUM_BUFFERS:
             return
         self.close()
@@ -184,12 +183,11 @@ class DeviceRing(Stager):
         """Give the buffers' memory back to the allocator."""
         self._release()
         self._buffers, self.num_bytes = [], 0
-        pinning.unlock_overdue()
 
-    def seconds(self) -> tuple[float, float]:
-        """Return seconds of copies, and of the consumer's stream standing still for them, up to now."""
-        self._measure()
-        return super().seconds()
+    def measure(self) -> None:
+        """Add up the copies that are over, and the consumer's stream standing still for them."""
+        if self.timed and not self.is_capturing():
+            self._measure()
 
     def event(self, stream: Any) -> Any:
         """Return a new event, recorded on `stream`."""
@@ -235,6 +233,8 @@ def _release(stream: Any, buffers: list[_Buffer]) -> None:
     with contextlib.suppress(RuntimeError):  # after a device error
         for buffer in buffers:
             stream.wait_event(buffer.consumed)
+    for buffer in buffers:
+        del buffer.memory  # a trace may keep a copy, and with it the buffer
     buffers.clear()
 
 

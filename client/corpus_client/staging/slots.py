@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +17,7 @@ import torch
 from corpus_client import errors
 from corpus_client.network.layout import arrays_of, starts
 from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST
+from corpus_client.staging.options import PREFETCH_BYTES
 from corpus_client.staging.stager import STORED_DTYPES
 
 REQUEST_BYTES = 16 << 20
@@ -78,28 +81,82 @@ class SlotSizes:
         return -(-self.used_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes of two slots of one batch each, with which a loader can work."""
+        return 2 * -(-self.batch_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all slots together."""
         return self.num_slots * self.slot_bytes
 
 
+class HostBudget:
+    """What all loaders of the process may take for slots: half of the host's memory, by the ranks on it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._taken: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def share(self, ranks_on_host: int) -> int:
+        """Return the bytes of one process of so many that share the host."""
+        return host_memory_bytes() // 2 // ranks_on_host
+
+    def taken(self, besides: object = None) -> int:
+        """Return the bytes that loaders of this process have, without one of them."""
+        with self._lock:
+            self._forget_parents()
+            return sum(num_bytes for owner, num_bytes in self._taken.items() if owner is not besides)
+
+    def take(self, owner: object, num_bytes: int) -> None:
+        """Count so many bytes for a loader, in place of what was counted for it; until it is collected."""
+        with self._lock:
+            self._forget_parents()
+            self._taken[owner] = num_bytes
+
+    def _forget_parents(self) -> None:
+        if os.getpid() != self._pid:  # a forked child: it never writes to the parent's slots
+            self._taken.clear()
+            self._pid = os.getpid()
+
+
+BUDGET = HostBudget()
+
+
 def choose_slot_sizes(
-    *, batch_bytes: int, prefetch_bytes: int, in_flight: int, ranks_on_host: int = 1
+    *,
+    batch_bytes: int,
+    prefetch_bytes: int | None,
+    in_flight: int,
+    ranks_on_host: int = 1,
+    taken: int = 0,
 ) -> SlotSizes:
-    """Return the most slots within `prefetch_bytes` and this rank's part of half of the host's memory.
+    """Return the most slots within `prefetch_bytes`, and within what is left of the process's budget.
 
     There is a slot for each request in flight, one being copied from and one that is ready, unless
     batches are so large that only two fit: one is filled while the other is used.
+
+    Args:
+        prefetch_bytes: as it was given; None: `PREFETCH_BYTES`, or two batches if these are larger.
+        taken: bytes of the process's other loaders.
     """
-    share = host_memory_bytes() // 2 // ranks_on_host
-    budget = min(prefetch_bytes, share)
     least = SlotSizes(num_slots=2, steps_per_slot=1, batch_bytes=batch_bytes)
-    if budget < 2 * least.slot_bytes:
+    if prefetch_bytes is not None and prefetch_bytes < least.least_bytes:
         raise errors.InvalidArgument(
-            f"prefetch_bytes must hold two slots of {least.slot_bytes:,} bytes, got {prefetch_bytes:,}, and "
-            f"half of the host's memory gives each of {ranks_on_host} ranks {share:,}; "
-            "raise it or lower global_batch_size"
+            f"prefetch_bytes must hold two batches of {batch_bytes:,} bytes in whole pages, "
+            f"{least.least_bytes:,} in all, got {prefetch_bytes:,}; raise it, leave it out, or lower "
+            "global_batch_size"
         )
+    share = BUDGET.share(ranks_on_host)
+    if share - taken < least.least_bytes:
+        raise errors.InvalidArgument(
+            f"two batches of {batch_bytes:,} bytes need {least.least_bytes:,} bytes of memory; half of this "
+            f"host's, over {ranks_on_host} ranks, is {share:,}, of which other loaders of this process have "
+            f"{taken:,}; lower global_batch_size, or close a loader"
+        )
+    wanted = max(PREFETCH_BYTES, least.least_bytes) if prefetch_bytes is None else prefetch_bytes
+    budget = min(wanted, share - taken)
     per_slot = budget // (in_flight + 2) // mmap.PAGESIZE * mmap.PAGESIZE  # slots are whole pages
     steps = min(min(REQUEST_BYTES, per_slot) // batch_bytes, MAX_STEPS_PER_REQUEST)
     one = replace(least, num_slots=1, steps_per_slot=max(1, steps))

@@ -297,9 +297,8 @@ class Stager:
             )
         )
 
-    def seconds(self) -> tuple[float, float]:
-        """Return seconds (of copies, of the consumer's stream standing still for them), where measured."""
-        return self.copy_seconds, self.stall_seconds
+    def measure(self) -> None:
+        """Bring `copy_seconds` and `stall_seconds` up to date, where they are measured."""
 
     def drain(self) -> None:
         """Wait until no slot is read any more; raises nothing."""

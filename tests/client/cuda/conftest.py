@@ -51,6 +51,11 @@ class Accelerator:
             library.sem_post(semaphore)
             self.runtime.synchronize()  # until then the stream reads the semaphore
 
+    def allow_threads(self) -> None:
+        """Let every thread call the simulated device, and not only the test's."""
+        if self.name != "cuda":
+            self.runtime.library.allow_only_this_thread(False)
+
     def refuse_waits(self, refuse: bool) -> None:
         """Make an operation that waits for the device an error."""
         if self.name == "cuda":
@@ -68,4 +73,8 @@ def accelerator(request: pytest.FixtureRequest) -> Iterator[Accelerator]:
     if reason := backend.missing():
         pytest.skip(reason)
     with backend.present(seed=zlib.crc32(request.node.name.encode()), delay=2e-4) as runtime:
-        yield Accelerator(backend.NAME, runtime)
+        runtime.library.allow_only_this_thread(True)
+        try:
+            yield Accelerator(backend.NAME, runtime)
+        finally:
+            runtime.library.allow_only_this_thread(False)

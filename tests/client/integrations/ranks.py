@@ -37,7 +37,6 @@ def needs(*frameworks: str) -> pytest.MarkDecorator:
 
 
 IN_FRAMEWORK = [
-    pytest.mark.timeout(400),  # importing one in two processes takes long on a busy machine
     pytest.mark.filterwarnings("default"),  # those of frameworks are not ours to mend
 ]
 """Marks of tests that train inside a framework."""

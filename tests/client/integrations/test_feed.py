@@ -26,6 +26,13 @@ def test_the_state_counts_trained_batches(make_loader: MakeLoader) -> None:
     assert next(iter(feed)).step == 3  # held, not trained on
 
 
+def test_batches_may_become_anything(make_loader: MakeLoader) -> None:
+    """An array is equal to nothing and to everything; None is a batch like others."""
+    arrays = Feed(make_loader(num_steps=3), lambda batch: batch.inputs.numpy())
+    assert [array.shape for array in arrays] == [(12, 16)] * 3
+    assert list(Feed(make_loader(num_steps=3), lambda batch: None)) == [None] * 3
+
+
 def test_more_trained_than_yielded_is_an_error(make_loader: MakeLoader) -> None:
     feed = Feed(make_loader())
     next(feed)

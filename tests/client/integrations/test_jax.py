@@ -115,7 +115,7 @@ def run(server: ReferenceServer, num_processes: int, devices: int, **changes: An
             )
             for process in range(num_processes)
         ]
-        done = [each.communicate(timeout=100) for each in running]
+        done = [each.communicate() for each in running]
     for each, (_, log) in zip(running, done, strict=True):
         assert each.returncode == 0, log
     return [json.loads(answer.splitlines()[-1]) for answer, _ in done]

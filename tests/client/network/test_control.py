@@ -336,3 +336,26 @@ def test_tokens_are_as_many_as_were_asked_for_and_whole(wrong: str) -> None:
     headers |= {wrong: "15" if wrong == "Corpus-Shape" else "int8"} if wrong in headers else {}
     with pytest.raises(errors.AnswerCorrupt, match=wrong.lower()):
         ask(tokens, content=BODY + tail, headers=headers)
+
+
+def test_an_answer_nested_too_deeply_is_no_object() -> None:
+    content = b"[" * 200_000
+    with pytest.raises(errors.AnswerCorrupt, match="must be a JSON object"):
+        ask(control.get("/v1/corpora"), content=content)
+
+
+def test_an_answer_without_an_end_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corpus_client.network.asking.MAX_ANSWER_BYTES", 1000)
+    with pytest.raises(errors.AnswerCorrupt, match="must answer at most 1,000 bytes, got more"):
+        ask(control.get("/v1/corpora"), content=b"x" * 5000)
+
+
+def test_a_part_of_an_answer_is_refused_without_its_bytes() -> None:
+    with pytest.raises(errors.ServerError) as caught:
+        ask(
+            control.get("/v1/corpora"),
+            206,
+            content=b"\x00\xff" * 50,
+            headers={"Content-Type": "application/octet-stream"},
+        )
+    assert "HTTP 206: no explanation" in str(caught.value)

@@ -61,7 +61,7 @@ def test_the_earliest_answer_is_cheapest_and_a_failing_replica_last() -> None:
     fast, slower, busy, new, failing = (replica() for _ in range(5))
     fast.latency, slower.latency, busy.latency = measured(0.01), measured(0.018), measured(0.01)
     busy.num_in_flight = 1
-    failing.leave_alone(errors.NoProgress("silent"), 100.0)
+    failing.leave_alone(errors.NoProgress("silent"), 100.0, 75.0)
     order = sorted([failing, busy, slower, fast, new], key=lambda each: each.cost(100.0))
     assert order == [new, fast, slower, busy, failing]
     unknown, asked = replica(), replica()
@@ -86,11 +86,11 @@ def test_a_back_off_doubles_up_to_two_seconds_less_up_to_half_by_chance(
     monkeypatch.setattr(random, "uniform", end)
     tried = replica()
     for number, (delay, probe) in enumerate(zip(delays, [1, 2, 4, 8, 16, 30, 30, 30], strict=True)):
-        assert tried.leave_alone(errors.ServerError("broke", status=500), 100.0) == pytest.approx(delay)
+        assert tried.leave_alone(errors.ServerError("broke", status=500), 100.0, 75.0) == pytest.approx(delay)
         assert (tried.num_failures, tried.probe_at) == (number + 1, 100.0 + probe)
         assert tried.retry_at == pytest.approx(100.0 + delay)
     for _ in range(1100):  # the longest number that Python's floats hold is 2**1023
-        assert tried.leave_alone(errors.NoProgress("silent"), 100.0) == pytest.approx(delays[-1])
+        assert tried.leave_alone(errors.NoProgress("silent"), 100.0, 75.0) == pytest.approx(delays[-1])
     tried.succeeded()
     assert (tried.num_failures, tried.retry_at, tried.probe_at) == (0, 0.0, 0.0)
 

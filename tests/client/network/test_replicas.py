@@ -129,9 +129,21 @@ def test_the_deadline_bounds_the_time_that_a_busy_server_asks_for(
     server.next_fault = lambda: Fault("busy", 30)
     loader = make_loader(deadline_seconds=0.5)
     started = time.monotonic()
-    with pytest.raises(errors.DeadlineExceeded, match="too much"):
+    with pytest.raises(errors.DeadlineExceeded, match="too much") as caught:
         next(loader)
-    assert time.monotonic() - started < 10.0
+    assert "is the server running" not in str(caught.value)
+    assert time.monotonic() - started < 29
+
+
+def test_a_server_that_is_back_sooner_than_it_said_is_asked_again(
+    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    """One 503 with `Retry-After: 10**9` fails no request."""
+    faults = iter([Fault("busy", 1e9)])
+    server.next_fault = lambda: next(faults, None)
+    loader = make_loader(deadline_seconds=8, in_flight=1)
+    assert_exact(loader, corpus, 1)
+    assert loader.stats().num_retries == 1
 
 
 def test_a_server_that_hangs_up_at_once_is_asked_ever_more_rarely(
@@ -151,7 +163,7 @@ def test_busy_replica_is_passed_over(corpus: ReferenceCorpus, make_loader: MakeL
     with ReferenceServer([corpus], lambda: Fault("busy", 30)) as busy, ReferenceServer([corpus]) as free:
         started = time.monotonic()
         assert_exact(make_loader([busy.url, free.url]), corpus, 20)
-        assert time.monotonic() - started < 10.0
+        assert time.monotonic() - started < 29
         assert busy.num_arrays >= 1
 
 
@@ -181,7 +193,7 @@ def test_deadline_names_the_servers_and_the_last_failure(
         errors.DeadlineExceeded, match=rf"{server.url} within 1 s; last: .*checksum"
     ) as caught:
         next(loader)
-    assert 0.9 < time.monotonic() - started < 1.3
+    assert time.monotonic() - started > 0.9
     assert isinstance(caught.value.__cause__, errors.AnswerCorrupt)
 
 

@@ -301,7 +301,7 @@ time.sleep(0.5)
 print(time.monotonic(), flush=True)
 raise ValueError("the model's own mistake")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     seconds = time.monotonic() - float(done.stdout)
     print(f"ended after {seconds:.2f} s")
     assert "the model's own mistake" in done.stderr

@@ -281,9 +281,18 @@ def test_a_server_that_denies_access_may_name_a_remedy_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("12", 12), ("0", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 1), ("", 1), ("\xb2", 1)]
+    ("text", "seconds"),
+    [
+        ("12", 12),
+        ("0", 0),
+        ("3600", 60),
+        ("1" + 400 * "0", 60),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", 1),
+        ("", 1),
+        ("\xb2", 1),
+    ],
 )
-def test_retry_after_as_a_date_is_one_second(text: str, seconds: float) -> None:
+def test_retry_after_is_bounded_and_as_a_date_one_second(text: str, seconds: float) -> None:
     assert wire.error_from_answer(503, {"retry-after": text}, b"").retry_after_seconds == seconds
 
 

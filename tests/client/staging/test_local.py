@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -305,3 +307,35 @@ def test_as_many_requests_are_on_the_wire_as_were_chosen(
     options = {"in_flight": in_flight, "prefetch_bytes": (in_flight + 2) * 4096, "num_steps": 60}
     assert len(list(make_loader(local_root=local_root, **options))) == 60
     assert (most, on_wire) == (in_flight, 0)
+
+
+SHARDS_CODE = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+from corpus_client import CorpusLoader, Staging, errors
+options = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "device": "cpu", "num_steps": 3}
+try:
+    with CorpusLoader(sys.argv[3], **options, staging=Staging(local_root=sys.argv[4])) as loader:
+        print(len(list(loader)))
+except errors.InvalidArgument as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "said"),
+    [
+        (128, 4096, "3"),
+        (128, 300, "local_root needs a file descriptor for each shard, and this process may have 300; raise"),
+    ],
+)
+def test_more_shards_than_files_may_be_open(tmp_path: Path, soft: int, hard: int, said: str) -> None:
+    """The limit is raised as far as it goes; a shard takes one descriptor."""
+    shards = [np.arange(n, n + 20, dtype=np.uint16) for n in range(700)]
+    corpus = ReferenceCorpus("web", shards)
+    corpus.write(tmp_path)
+    with ReferenceServer([corpus]) as server:
+        arguments = [str(soft), str(hard), server.url, str(tmp_path)]
+        command = [sys.executable, "-c", SHARDS_CODE, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.startswith(said), done.stderr

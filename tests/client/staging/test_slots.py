@@ -40,9 +40,11 @@ def test_slots_stay_within_their_budget(
 
 
 def test_the_default_is_four_slots_of_a_whole_request() -> None:
-    """Two in flight, one being read, one ready; a second loader for evaluation takes no more than that."""
+    """Two in flight, one being read, one ready; larger only where two batches are."""
     size = choose_slot_sizes(batch_bytes=1 << 20, prefetch_bytes=Staging().prefetch_bytes, in_flight=2)
     assert (size.num_slots, size.slot_bytes) == (4, REQUEST_BYTES)
+    size = choose_slot_sizes(batch_bytes=64_000_000, prefetch_bytes=None, in_flight=2)
+    assert (size.num_slots, size.steps_per_slot) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_too_small_a_budget_names_the_batch() -> None:
     with pytest.raises(errors.InvalidArgument) as caught:
         choose_slot_sizes(batch_bytes=1_000_000, prefetch_bytes=2_007_039, in_flight=2)
     assert str(caught.value).startswith(
-        "prefetch_bytes must hold two slots of 1,003,520 bytes, got 2,007,039, and half of the host's memory"
+        "prefetch_bytes must hold two batches of 1,000,000 bytes in whole pages, 2,007,040 in all, got"
     )
 
 

@@ -150,9 +150,9 @@ def test_copies_are_timed_only_when_asked_for() -> None:
     interval = group.interval()
     assert interval is not None
     start, stop = interval
-    assert timed.seconds() == (stop - start, 0.0)
+    assert (timed.copy_seconds, timed.stall_seconds) == (stop - start, 0.0)
     assert start < stop
-    assert plain.seconds() == (0.0, 0.0)
+    assert (plain.copy_seconds, plain.stall_seconds) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.client.reference_server import ReferenceServer
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from corpus_client.__main__ import main; main()", "bench", *arguments]
     environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_the_version_is_printed() -> None:

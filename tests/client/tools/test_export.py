@@ -40,7 +40,7 @@ def export(server: ReferenceServer, out: Path, *arguments: str) -> subprocess.Co
     environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
     return subprocess.run(
         [*command, *steps, *arguments],
-        capture_output=True, text=True, timeout=60, check=False, env=environment,
+        capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip
 
 

@@ -43,7 +43,6 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         text=True,
         env=environment(),
         check=False,
-        timeout=20,
     )
 
 

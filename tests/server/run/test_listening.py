@@ -86,7 +86,6 @@ def test_a_socket_that_a_server_listens_on_is_refused_and_left_alone(
             capture_output=True,
             text=True,
             env=environment(),
-            timeout=60,
             check=False,
         )
         assert second.returncode == 2

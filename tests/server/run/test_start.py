@@ -24,7 +24,6 @@ def start(folder: Path, *arguments: str | Path, prelude: str = "") -> subprocess
         text=True,
         cwd=folder,
         env=environment(),
-        timeout=90,
         check=False,
     )
 

@@ -206,7 +206,6 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
         Cache(tmp_path / "file" / "cache", 1000)
 
 
-@pytest.mark.timeout(20)
 def test_without_descriptors_a_shard_cannot_be_opened_and_nobody_waits(cache: Cache) -> None:
     """Not a shard that was removed a moment ago, for which the cache looks again."""
     fill(cache, "a", 10)
