@@ -154,7 +154,7 @@ class KnownPlans:
         plan: Plan
         if isinstance(parsed, Link):
             parent = self._parent(parsed.parent, caller, budget)
-            plan = Continued.of(parent.plan, parsed)
+            plan = Continued.of(parent.plan, parsed, is_kept=keep)
         else:
             plan = parsed
         bound = self._bind(plan, caller, budget, parent, size=len(body), is_kept=keep, is_remembered=False)

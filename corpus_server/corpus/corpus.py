@@ -63,6 +63,8 @@ class Corpus(Closing):
         self._is_whole = not (spec.include or spec.exclude)
         self.eot = eot
         self.shards = tuple(shards)
+        for each in contents(shards):
+            each.file.owner = f"corpus {self.name!r}: "
         self.starts = (0, *accumulate(shard.num_tokens for shard in shards))
         self.num_tokens = self.starts[-1]
         self.dtype: TokenDtype = np.result_type(*(shard.dtype for shard in shards))

@@ -40,10 +40,17 @@ class Source:
     """Whose tokens a response holds: `shares` of corpora, by the exact weights of the plan's stage.
 
     plan_id: "" for tokens that no plan chose.
+    names, shares: of the corpora; counting a response of a thousand corpora must not hold up the event loop.
     """
 
     plan_id: str
-    shares: Mapping[str, float]
+    names: tuple[str, ...]
+    shares: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, plan_id: str, shares: Mapping[str, float]) -> Source:
+        """Return a source of shares by corpus."""
+        return cls(plan_id, tuple(shares), np.array(list(shares.values())))
 
 
 class InUse(Protocol):
@@ -180,7 +187,7 @@ class BoundPlan:
             if len(self._sources) >= MAX_STAGES:
                 self._sources.clear()
             shares = self.plan.stages[number].mixture
-            found = self._sources[number] = Source(self.root_id, shares)
+            found = self._sources[number] = Source.of(self.root_id, shares)
         return found
 
     @property

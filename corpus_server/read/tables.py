@@ -164,11 +164,13 @@ class Tables:
         key = _key(job)
         if self._folder is not None and (table := _mapped(self._folder / key, job)) is not None:
             return TableInUse(table, 0)
+        size = job.size()
+        is_small = size <= _MOST_IN_PROCESS
         is_kept = is_kept and self._folder is not None
         if not is_kept:
             if (found := self._in_memory.get(key)) is not None:
                 return found
-            num_bytes = job.size * _JOB_BYTES
+            num_bytes = size * _JOB_BYTES
             if self._folder is not None and num_bytes > MAX_MEMORY_BYTES:
                 raise AnswerTooLarge(
                     "the table of a plan that is spelled inline",
@@ -183,19 +185,21 @@ class Tables:
             self._jobs,
             budget,
             ("table", key, is_kept),
-            partial(build, key, job, corpora),
-            is_small=job.size <= _MOST_IN_PROCESS,
+            partial(build, key, job, corpora, is_small),
+            is_small=is_small,
             what=_IS_BUILT,
         )
 
     def _built_in_memory(
-        self, key: str, job: Job, corpora: Mapping[str, Corpus], budget: Budget
+        self, key: str, job: Job, corpora: Mapping[str, Corpus], is_small: bool, budget: Budget
     ) -> TableInUse:
-        table = _build(_checked(job, corpora, budget), budget)
+        table = _build(_checked(job, corpora, budget), budget, is_small=is_small)
         found = self._in_memory[key] = TableInUse(table, sum(array.nbytes for array in table))
         return found
 
-    def _built(self, key: str, job: Job, corpora: Mapping[str, Corpus], budget: Budget) -> TableInUse:
+    def _built(
+        self, key: str, job: Job, corpora: Mapping[str, Corpus], is_small: bool, budget: Budget
+    ) -> TableInUse:
         """Build a table and publish it; return it from memory if it cannot be kept."""
         assert self._folder is not None
         path, table = self._folder / key, None
@@ -203,7 +207,7 @@ class Tables:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with publishing_folder(path) as folder:
-                if job.size > _MOST_IN_PROCESS:
+                if not is_small:
                     run_apart("the table of a plan could not be built", budget, _build_here, folder, job)
                 else:
                     table = job.build()
@@ -215,7 +219,7 @@ class Tables:
             _log.warning("the table %s of a plan was not kept: %s", path.name, error)
         if (mapped := _mapped(path, job)) is not None:
             return TableInUse(mapped, 0)
-        table = table or _build(job, budget)
+        table = table or _build(job, budget, is_small=is_small)
         return TableInUse(table, sum(array.nbytes for array in table))
 
     def _make_room(self, newest: Path) -> None:
@@ -229,9 +233,9 @@ class Tables:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _build(job: Job, budget: Budget) -> Table:
+def _build(job: Job, budget: Budget, *, is_small: bool) -> Table:
     """Build a table in memory: a large one in another process, whose memory ends with it."""
-    if job.size > _MOST_IN_PROCESS:
+    if not is_small:
         return run_apart("the table of a plan could not be built", budget, _build_apart, job)
     return job.build()
 

@@ -197,7 +197,7 @@ def shards(
     return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
 
 
-@question("/v1/plans/{plan_id}/usage", Used, is_tagged=True, limits=Limits(rows=2**20))
+@question("/v1/plans/{plan_id}/usage", Used, is_tagged=True, limits=Limits(rows=2**20, num_bytes=2**30))
 def usage(
     service: Service, plan_id: PlanId, query: UsageQuery, request: RequestHead, budget: Budget
 ) -> Response:
@@ -218,8 +218,8 @@ def usage(
     return json_response(shown, headers)
 
 
-DIFF_LIMITS = Limits(rows=2**22)
-"""Rows of both plans that are compared, or looked up: about two seconds."""
+DIFF_LIMITS = Limits(rows=2**22, num_bytes=2**32)
+"""Rows of both plans that are compared or looked up, about two seconds; bytes of views that are compared."""
 
 
 @question("/v1/plans/{plan_id}/diff", Diff, is_tagged=True, limits=DIFF_LIMITS)

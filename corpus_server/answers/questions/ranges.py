@@ -187,7 +187,7 @@ def token_range(
         response = text_response(text.decode(corpus, tokens), headers)
     else:
         response = array_response(reading, headers, chosen, query.checksum, request, budget)
-    response.source, response.num_tokens = Source("", {corpus.name: 1.0}), stop - start
+    response.source, response.num_tokens = Source.of("", {corpus.name: 1.0}), stop - start
     return response
 
 

@@ -288,7 +288,7 @@ class DocumentRows(Layout):
             Job(
                 Table,
                 {"rule": _RULE, "lengths": its.digest, "content": its.content, **shape},
-                its.num_documents,
+                partial(getattr, its, "num_documents"),
                 partial(_build, its, shape),
                 ends=(name,),
             )

@@ -266,13 +266,27 @@ class MegatronOrder(Order):
         self, lengths: Mapping[str, Lengths], *, seq_len: int, seed: int, decides: Mapping[str, Any]
     ) -> list[Job]:
         """See `Tabled.jobs`: one table of all sources."""
-        firsts = accumulate((its.num_tokens for its in lengths.values()), initial=0)
-        sequences = {}
-        for first, (name, its) in zip(firsts, lengths.items(), strict=False):
-            starts, counts = its.sequences()
-            sequences[name] = Sequences(first + starts, counts)
-        size = self.check_size(sequences, seq_len=seq_len)
-        return [Job(Table, decides, size, partial(self.build, sequences, seq_len=seq_len, seed=seed))]
+        return [
+            Job(
+                Table,
+                decides,
+                partial(self._size, lengths, seq_len=seq_len),
+                partial(self._build, lengths, seq_len=seq_len, seed=seed),
+            )
+        ]
+
+    def _size(self, lengths: Mapping[str, Lengths], *, seq_len: int) -> int:
+        return self.check_size(_sequences(lengths), seq_len=seq_len)
+
+    def _build(
+        self,
+        lengths: Mapping[str, Lengths],
+        *,
+        seq_len: int,
+        seed: int,
+        run: Callable[..., Iterable[Drawn]] = map,
+    ) -> Table:
+        return self.build(_sequences(lengths), seq_len=seq_len, seed=seed, run=run)
 
     def build(
         self,
@@ -349,3 +363,13 @@ def _normalised(weights: Sequence[float]) -> list[float]:
     found = np.array(weights, dtype=np.float64)
     proportions: list[float] = (found / np.sum(found)).tolist()
     return proportions
+
+
+def _sequences(lengths: Mapping[str, Lengths]) -> dict[str, Sequences]:
+    """Return the documents of corpora; their first tokens are counted over all corpora."""
+    firsts = accumulate((its.num_tokens for its in lengths.values()), initial=0)
+    found = {}
+    for first, (name, its) in zip(firsts, lengths.items(), strict=False):
+        starts, counts = its.sequences()
+        found[name] = Sequences(first + starts, counts)
+    return found
