@@ -26,6 +26,7 @@ TOKEN_DTYPES: Final[dict[str, TokenDtype]] = {
 }
 ACCEPTED_DTYPES: Final = ", ".join(TOKEN_DTYPES)
 COPY_AGAIN: Final = "was the copy interrupted? Copy it again"
+LFS_POINTER: Final = ("is the pointer that Git LFS keeps in place of a file", "fetch the file: git lfs pull")
 _MAX_TOKENS: Final = 1 << 60
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +22,13 @@ from corpus_server.extras import optional_package
 from corpus_server.tools.building.job import BuildOptions, Input, Slice
 from corpus_server.tools.building.kept import Kept
 
-COMPRESSED: Final = (".gz", ".zst", ".zstd")
+COMPRESSED: Final = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 IS_IDS: Final = "for token ids say --column {}"
+IS_SEVERAL: Final = "a document is one text: join the texts, or give each a record of its own"
+COPIED: Final = "was the copy interrupted?"
+
+# zstd's readers refuse windows of more than 2^27 bytes unless they are told to; pyarrow's cannot be told.
+_LARGE_WINDOW: Final = "too much memory"
 
 
 class Document(NamedTuple):
@@ -50,6 +58,11 @@ class Document(NamedTuple):
     def failed(self, error: UnreadableCorpus) -> Document:
         """Return this document as one that cannot be taken."""
         return self._replace(content="", is_last=True, error=error)
+
+    def check(self) -> None:
+        """Raise the document's error, if it has one."""
+        if self.error is not None:
+            raise self.error
 
     @property
     def place(self) -> str:
@@ -92,8 +105,9 @@ def opened(path: str) -> IO[bytes]:
     if name.endswith((".zst", ".zstd", ".zstd.bin")):
         # Not the package zstandard: it ends silently where a file was cut off.
         return io.BufferedReader(pyarrow(path).input_stream(path, compression="zstd"), 1 << 20)
-    if name.endswith(".gz"):
-        return io.BufferedReader(gzip.open(path))
+    for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma)):
+        if name.endswith(suffix):
+            return io.BufferedReader(module.open(path))
     return Path(path).open("rb", buffering=1 << 20)
 
 
@@ -108,10 +122,27 @@ def reading(path: str) -> Iterator[None]:
     """Report what the disk and the libraries raise for a file that cannot be read or is damaged."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:  # pyarrow raises OSError for compressed data
-        raise unreadable(Path(path), f"cannot be read: {error}", "was the copy interrupted?") from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # pyarrow's are OSErrors
+        remedy = COPIED
+        if _LARGE_WINDOW in str(error):
+            remedy = (
+                "its window is larger than 128 MiB (zstd --long=28 or more): compress it anew, with "
+                f"zstd -dc --long=31 {shlex.quote(path)} | zstd -o NEW.zst"
+            )
+        raise unreadable(Path(path), f"cannot be read: {error}", remedy) from error
     except ValueError as error:  # pyarrow's ArrowInvalid
-        raise unreadable(Path(path), f"is damaged: {error}", "was the copy interrupted?") from error
+        raise unreadable(Path(path), f"is damaged: {error}", COPIED) from error
+
+
+def inner(record: Any, name: str) -> Any:
+    """Return a field of nested records by its path, `message.content`; raise KeyError if there is none."""
+    if isinstance(record, dict):
+        if name in record:
+            return record[name]
+        first, _, rest = name.partition(".")
+        if rest and first in record:
+            return inner(record[first], rest)
+    raise KeyError(name)
 
 
 def _line_number(path: str, position: int) -> int:
