@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard, contents
 from corpus_server.errors import InvalidPlan
+from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.document import MAX_STAGES
 from corpus_server.plan.exclusion import Exclusion
-from corpus_server.plan.rows import Pieces, Windows, end_rows, without_empty
+from corpus_server.plan.rows import Windows
 from corpus_server.plan.stage_log import StageLog
 from corpus_server.plan.tabled import Table
 from corpus_server.read.gather import Gatherer
@@ -107,7 +108,7 @@ class ShardList:
     @cached_property
     def masks(self) -> MaskGatherer:
         """Rows to their loss masks."""
-        return MaskGatherer(self.gatherer.shards, reads_ahead=self._reads_ahead)
+        return MaskGatherer([shard for _, shard in self.shards], reads_ahead=self._reads_ahead)
 
     def windows(self, seq_len: int, stride: int) -> Windows:
         """Return the windows of these shards: one object for all plans of these lengths."""
@@ -224,8 +225,9 @@ class BoundPlan:
         found = self.sampler.pieces(step, places, count=count, world_size=world_size)
         if not self.plan.rows.fills_ends:
             return found
-        pieces, borders = found = without_empty(found)
-        return end_rows(found, self.sampler.seq_len(step) + 1, self._opened.eots[pieces[borders[:-1], 0]])
+        found = found.without_empty()
+        eots = self._opened.eots[found.places[found.borders[:-1], 0]]
+        return found.ended(self.sampler.seq_len(step) + 1, eots)
 
     def describe(self, parent: BoundPlan | None = None) -> dict[str, Any]:
         """Describe the plan over these corpora: sources, stages, shard list.
