@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +62,8 @@ class InUse(Protocol):
     num_bytes: int
 
     def __hash__(self) -> int: ...
+
+    def is_changed(self) -> bool: ...  # noqa: D102
 
 
 class ShardList:
@@ -150,7 +154,8 @@ class BoundPlan:
         self.source_of_shard = opened.source_of_shard
         self.has_masks = any(corpus.num_masks for corpus in opened.corpora.values())
         self.token_bytes = self.dtype.itemsize + self.has_masks
-        self._opened = opened
+        self._opened, self._tables = opened, tables
+        self._looked_at, self._is_changed = -math.inf, False
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler: Sampler = Sampler(
             plan,
@@ -178,6 +183,17 @@ class BoundPlan:
             *exclusions,
             *tables,
         )
+
+    def has_changed_tables(self, *, since_seconds: float = 0.0) -> bool:
+        """Tell whether a table that its rows follow from was written since it was mapped.
+
+        A look takes up to 0.1 ms a table. A response looks after its rows were located; who looks before that
+        may rely on a look of some time ago, and whatever was found stays.
+        """
+        if self._tables and not self._is_changed and time.monotonic() - self._looked_at >= since_seconds:
+            self._is_changed = any(table.is_changed() for table in self._tables)
+            self._looked_at = time.monotonic()
+        return self._is_changed
 
     def source_of(self, step: int) -> Source:
         """Return whose tokens a training step holds."""

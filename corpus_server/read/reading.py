@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats.masks import MASK_DTYPE
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, StateUnavailable
 from corpus_server.pieces import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import Gatherer, Selection
@@ -140,15 +140,25 @@ class WindowReading:
         if self._located is None or first not in self._located[0]:
             group, step, places, count = self._group(first)
             began = time.monotonic()
-            selection, number = select(
-                self.bound, step, places, count, world_size=self._world_size, masks=self._masks
-            )
+            try:
+                selection, number = select(
+                    self.bound, step, places, count, world_size=self._world_size, masks=self._masks
+                )
+            except (ArithmeticError, LookupError, ValueError):  # of numbers that fit nothing
+                self._check_tables()
+                raise
             self._budget.locate_seconds += time.monotonic() - began
+            self._check_tables()
             selection.check_unchanged(slice(number, number + len(group)))
             self._located = group, selection, number
         group, selection, number = self._located
         begin = number + first - group.start
         return selection, slice(begin, begin + min(num_units, group.stop - first))
+
+    def _check_tables(self) -> None:
+        """Raise StateUnavailable if the rows may have been looked up in a table that was changed."""
+        if self.bound.has_changed_tables():
+            raise StateUnavailable("a table of the plan was changed in the state folder; it is built again")
 
     def pieces(self) -> Iterator[Pieces]:
         """Yield what the rows are made of, a group of rows at a time; windows are one piece each."""
