@@ -56,6 +56,9 @@ MAX_MEMORY_BYTES: Final = 64 * 2**20
 """Of the table of a plan that is spelled inline. What such plans have in memory counts among the bytes of
 plans, see `known_plans.py`."""
 
+MAX_ALL_MEMORY_BYTES: Final = 256 * 2**20
+"""Of all tables of such plans: a reader keeps its plan for a minute, also when other plans push it out."""
+
 _JOB_BYTES: Final = 16  # of a table for each document, about
 
 
@@ -196,6 +199,11 @@ class Tables:
                     "bytes",
                     parameter="rows",
                     remedy="POST the plan to /v1/plans, whose tables are kept on disk",
+                )
+            in_memory = sum(each.num_bytes for each in list(self._in_memory.values()))
+            if self._folder is not None and in_memory + num_bytes > MAX_ALL_MEMORY_BYTES:
+                raise Overloaded(
+                    f"tables of plans that are spelled inline take {in_memory} bytes of memory now"
                 )
         build = self._built if is_kept else self._built_in_memory
         return shared(
