@@ -7,6 +7,7 @@ or a ValueError at once.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fcntl
 import io
@@ -73,7 +74,12 @@ def read_small_file(path: Path, *, max_bytes: int = MAX_BYTES) -> tuple[str, os.
         raise OSError(errno.EFBIG, f"expected at most {max_bytes} bytes, found more", str(path))
     if len(content) != about.st_size:
         raise OSError(errno.EAGAIN, "the file changed while it was read", str(path))
-    return content.decode("utf-8"), about
+    return content.removeprefix(codecs.BOM_UTF8).decode(), about
+
+
+def is_lfs_pointer(head: bytes) -> bool:
+    """Tell whether a file begins as the note that Git LFS leaves in place of a large file."""
+    return head.startswith(b"version https://git-lfs")
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -176,3 +176,12 @@ def discover(folder: Path, *, dtype: object = None) -> list[ShardLayout]:
         with OpenFile(shard.path) as file:
             layouts.append(read_layout(file, accepted, in_folder=True))
     return layouts
+
+
+def write_megatron_lengths(prefix: Path, lengths: np.ndarray, *, eot: int) -> Path:
+    """Write documents of these lengths, each of which ends with `eot`; return the .bin's path."""
+    tokens = np.random.default_rng(1).integers(10, 50_000, int(lengths.sum())).astype("uint16")
+    tokens[lengths.cumsum() - 1] = eot
+    path = write_raw(prefix.with_name(prefix.name + ".bin"), tokens)
+    prefix.with_name(prefix.name + ".idx").write_bytes(megatron_index(lengths.tolist()))
+    return path

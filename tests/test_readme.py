@@ -11,53 +11,13 @@ from client import hatch_build
 from corpus_client import errors as client_errors
 from corpus_server import errors
 from tests import layers
-from tests.server.test_imports import LEVELS
 from tests.serving import ROOT
 
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("client/**/*.md")])
 
 _LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 _CODE = re.compile(r"^(?:```.*?^```|    .*?$)|`[^`\n]*`", re.DOTALL | re.MULTILINE)
-
-
-def tree() -> list[str]:
-    """Return the paths of the tree, folders with a slash at their end, in its order."""
-    chapter = layers.chapter(ARCHITECTURE, "The tree")
-    paths: list[str] = []
-    folders: list[tuple[int, str]] = []
-    for line in re.findall(r"^    ( *)([\w./]+)(?:  |$)", chapter, re.MULTILINE):
-        depth, name = len(line[0]), line[1]
-        folders = [(at, folder) for at, folder in folders if at < depth]
-        paths.append("".join(folder for _, folder in folders) + name)
-        if name.endswith("/"):
-            folders.append((depth, name))
-    return paths
-
-
-def in_the_package() -> set[str]:
-    """Return what the tree must list of the server: every folder with code, and the files at its top."""
-    package = ROOT / "corpus_server"
-    files = {path.relative_to(ROOT) for path in package.rglob("*.py")}
-    folders = {f"{path.parent.as_posix()}/" for path in files}
-    return folders | {path.as_posix() for path in files if len(path.parts) == 2}
-
-
-def test_the_tree_lists_the_whole_server_and_nothing_else() -> None:
-    listed = tree()
-    assert len(listed) == len(set(listed))
-    assert [path for path in listed if not (ROOT / path).exists()] == []
-    assert {path for path in listed if path.startswith("corpus_server/")} == in_the_package()
-
-
-def test_the_tree_shows_the_layers_from_the_top_down() -> None:
-    """The order of the tree is that of the levels, which the imports are checked against."""
-    layers = [path.split("/")[1].removesuffix(".py") for path in tree() if path.startswith("corpus_server/")]
-    levels = [
-        next(number for number, names in enumerate(LEVELS) if layer in names) for layer in layers if layer
-    ]
-    assert levels == sorted(levels, reverse=True)
 
 
 def test_troubleshooting_has_a_chapter_for_every_error() -> None:

@@ -263,6 +263,8 @@ def _said(equal_steps: int | None, rows: dict[str, Any] | None) -> str:
     same = f"Steps before {equal_steps:,} hold the same rows" if equal_steps else "The first step may differ"
     if rows is None:
         return f"{same}; which rows differ from there on is told with --corpus NAME=PATH for every source."
+    if rows["compared_until"] == equal_steps:
+        return f"{same}; one step more takes more rows than may be compared, --max-rows says how many."
     if rows["first_step"] is None:
         return (
             f"{same}; those up to {rows['compared_until']:,} were compared row by row and are the same too. "

@@ -52,6 +52,7 @@ class OpenFile(Closing):
     Attributes:
         path, size_bytes: at opening.
         name: in errors; the file's name unless set.
+        owner: goes before it in errors: whose file it is.
         fd: descriptor, -1 when closed.
         is_local: it lies on this machine, and is always mapped.
     """
@@ -62,6 +63,7 @@ class OpenFile(Closing):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
+        self.owner = ""
         self.fd = -1
         self._guarded: guard.GuardedRange | None = None
         try:
@@ -109,12 +111,14 @@ class OpenFile(Closing):
                 count = os.preadv(self.fd, [buffer[done:]], offset + done)
             except OSError as error:
                 raise ReadFailed(
-                    f"{self.name}: reading {len(buffer)} bytes at byte {offset} failed: {error.strerror}",
+                    f"{self.owner}{self.name}: reading {len(buffer)} bytes at byte {offset} failed: "
+                    f"{error.strerror}",
                     remedy="check the disk or the network mount, then run corpus-server verify",
                 ) from error
             if count == 0:
                 raise CorpusChanged(
-                    f"{self.name}: {self.size_bytes} bytes at opening, now it ends at byte {offset + done}",
+                    f"{self.owner}{self.name}: {self.size_bytes} bytes at opening, now it ends at byte "
+                    f"{offset + done}",
                     remedy=_REOPEN,
                 )
             done += count
@@ -173,7 +177,7 @@ class OpenFile(Closing):
             # If the file was truncated after the first check, that is the reason to report.
             self._check_status()
             raise ReadFailed(
-                f"{self.name}: the disk did not deliver {self._guarded.num_faults} pages",
+                f"{self.owner}{self.name}: the disk did not deliver {self._guarded.num_faults} pages",
                 remedy="look at the kernel's log of the machine that holds the shard, run corpus-server "
                 "verify, then restart the server",
             )
@@ -181,7 +185,7 @@ class OpenFile(Closing):
     def _check_status(self) -> None:
         self._change = self._change or self._find_change()
         if self._change is not None:
-            detail = f"{self.name}: {self._change}; a served file must not change"
+            detail = f"{self.owner}{self.name}: {self._change}; a served file must not change"
             raise CorpusChanged(detail, remedy=_REOPEN)
 
     def _find_change(self) -> str | None:
@@ -205,7 +209,7 @@ class OpenFile(Closing):
         try:
             return os.fstat(self.fd)
         except OSError as error:
-            raise ReadFailed(f"{self.name}: fstat failed: {error.strerror}") from error
+            raise ReadFailed(f"{self.owner}{self.name}: fstat failed: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the descriptor."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from pydantic import ValidationError
 
@@ -46,6 +48,10 @@ ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead, Budget], Respo
 PATIENCE_SECONDS = 0.02
 """How long a thread sends to one reader that falls behind before it leaves the rest to the loop. A fast one
 has taken 8 MiB in less than half of it."""
+
+SAID_SECONDS: Final = 10.0
+MAX_KINDS: Final = 256
+"""Of lines that are counted; then all are said anew."""
 
 _log = logging.getLogger("corpus_server")
 
@@ -93,6 +99,30 @@ def respond(service: Service, request: RequestHead, budget: Budget) -> Response:
         return problem(error, request.request_id)
 
 
+class _Said:
+    """Refusals of one kind about a corpus in the log: a line in `SAID_SECONDS`, and a count of the others."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # when it was said, how often not since
+        self._lock = threading.Lock()
+
+    def error(self, error: CorpusServerError) -> None:
+        """Log a refusal that is the server's own fault, or count it."""
+        kind, now = (error.slug, error.detail.partition(": ")[0]), time.monotonic()
+        with self._lock:
+            said, left_out = self._kinds.get(kind, (-math.inf, 0))
+            is_due = now - said >= SAID_SECONDS
+            if len(self._kinds) >= MAX_KINDS and kind not in self._kinds:
+                self._kinds.clear()
+            self._kinds[kind] = (now, 0) if is_due else (said, left_out + 1)
+        if is_due:
+            more = f" ({left_out} more such requests since the last line)" if left_out else ""
+            _log.error("%s: %s%s", error.slug, error.detail, more)
+
+
+_said: Final = _Said()
+
+
 def log_error(error: Exception, request: RequestHead | None = None) -> None:
     """Log an error that is the server's own; being busy is none, and staging logs its own."""
     if isinstance(error.__cause__, CorpusServerError | ClientLeft):
@@ -101,7 +131,7 @@ def log_error(error: Exception, request: RequestHead | None = None) -> None:
         what = "a request" if request is None else request.path.decode("latin-1")
         _log.error("%s failed", what, exc_info=error)
     elif isinstance(error, CorpusServerError) and error.status >= 500 and error.retry_after_seconds is None:
-        _log.error("%s: %s", error.slug, error.detail)
+        _said.error(error)
 
 
 class Exchange:
@@ -258,7 +288,7 @@ class Exchange:
         if response.source is not None:
             metrics.count_tokens(response.source, response.num_tokens, self._request.run)
             if response.num_documents:
-                metrics.DOCUMENTS.add(response.num_documents, *response.source.shares)
+                metrics.DOCUMENTS.add(response.num_documents, *response.source.names)
         if response.reader is not None:
             making, steps = self._wait_seconds + self._make_seconds, response.num_steps
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)

@@ -5,13 +5,17 @@ CONTRIBUTING.md says how to add one.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from corpus_server.errors import CorpusServerError
-from corpus_server.metrics.kinds import CorpusColumn, Counter, Curve, Gauge, Histogram, Shared
+from corpus_server.metrics.kinds import CorpusColumn, Counter, Curve, Gauge, Histogram, Series, Shared
 from corpus_server.read import gather
 from corpus_server.read.bound_plan import Source
 
@@ -103,6 +107,12 @@ class _Ranks(Shared):
 
 RANKS: Final = _Ranks("ranks", ("run", "plan", "world_size", "rank"), width=6, max_ended=MAX_RANKS)
 
+MAX_SUMS: Final = 64
+"""Lists of corpora whose tokens are summed apart until somebody wants to know."""
+
+_tokens: dict[tuple[str, ...], NDArray[np.float64]] = {}
+_tokens_lock: Final = threading.Lock()
+
 _plans: OrderedDict[tuple[str, ...], float] = OrderedDict()
 """Plans and runs with labels: when they were read last, longest ago first."""
 
@@ -129,10 +139,28 @@ def count_stages(seconds: Iterable[float]) -> None:
 
 def count_tokens(source: Source, num_tokens: int, run: str) -> None:
     """Count tokens of a plan, or of a corpus, that were sent to a run; "" has no name."""
-    for corpus, share in source.shares.items():
-        TOKENS.add(share * num_tokens, corpus)
+    with _tokens_lock:
+        if (sums := _tokens.get(source.names)) is None:
+            sums = _tokens[source.names] = np.zeros(len(source.names))
+        sums += source.shares * num_tokens
+    if len(_tokens) > MAX_SUMS:
+        _add_tokens()
     if source.plan_id:  # else of a corpus
         PLAN_TOKENS.add(num_tokens, *_plan_labels(source.plan_id, run))
+
+
+def _add_tokens() -> Series:
+    """Add what was counted to the series of the corpora, and return all of these."""
+    with _tokens_lock:
+        counted = dict(_tokens)
+        _tokens.clear()
+    for names, sums in counted.items():
+        for name, number in zip(names, sums.tolist(), strict=True):
+            TOKENS.add(number, name)
+    return {labels: list(each) for labels, each in list(TOKENS.series.items())}
+
+
+TOKENS.pull_series(_add_tokens)
 
 
 def _plan_labels(*labels: str) -> tuple[str, ...]:

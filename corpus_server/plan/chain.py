@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, Self
 
 import orjson
@@ -92,6 +93,7 @@ class Continued(Plan):
         parent: bound.
         stages: that are added; nothing is checked.
         fingerprints, lengths: of corpora that the parent does not use.
+        is_kept: see `of`.
 
     Attributes:
         parent_id: of the plan before the added stages.
@@ -108,6 +110,8 @@ class Continued(Plan):
         stages: Sequence[Stage],
         fingerprints: Mapping[str, str],
         lengths: Mapping[str, str],
+        *,
+        is_kept: bool = True,
     ) -> None:
         alike = ("version", "seq_len", "stride", "seed", "order", "rows", "skip_steps")
         fields = {name: getattr(parent, name) for name in alike}
@@ -116,7 +120,7 @@ class Continued(Plan):
             fields["order" if parent.rows.tabled is None else "rows"] = with_lengths
         before, known = parent.sources, set(parent.sources)
         new = dict.fromkeys(name for stage in stages for name in stage.mixture if name not in known)
-        log = parent.log.continued(len(parent.stages), len(before), stages)
+        log = parent.log.continued(len(parent.stages), len(before), stages, is_shared=is_kept)
         self.__dict__.update(
             fields,
             parent_id=parent.id,
@@ -131,8 +135,11 @@ class Continued(Plan):
         )
 
     @classmethod
-    def of(cls, parent: Plan, link: Link) -> Continued:
+    def of(cls, parent: Plan, link: Link, *, is_kept: bool = True) -> Continued:
         """Return the plan of a link.
+
+        Args:
+            is_kept: else nothing that other plans share keeps the stages that it adds.
 
         Raises:
             InvalidPlan: the link contradicts its parent, or the plan would be too long.
@@ -172,7 +179,8 @@ class Continued(Plan):
                     remedy="decide less often, or begin a new plan",
                 )
         if any(stage.exclude for stage in stages):
-            its = sorted(each for each in parent.log.exclude.items() if each[0] < len(parent.stages))
+            known_exclude = tuple(parent.log.exclude.items())  # others may append meanwhile
+            its = sorted((each for each in known_exclude if each[0] < len(parent.stages)), key=itemgetter(0))
             excludes = [*(each for _, each in its), *(stage.exclude for stage in stages if stage.exclude)]
             if len(excludes) > MAX_STAGES:
                 accepted = f"in at most {MAX_STAGES} stages of a plan"
@@ -180,7 +188,7 @@ class Continued(Plan):
             check_ranges(excludes)
         parent.rows.check(seq_len=parent.seq_len, stride=parent.stride, order=parent.order, stages=stages)
         parent.order.settle(seq_len=parent.seq_len, stride=parent.stride, seed=parent.seed, stages=stages)
-        return cls(parent, stages, link.fingerprints, link.lengths)
+        return cls(parent, stages, link.fingerprints, link.lengths, is_kept=is_kept)
 
     @classmethod
     def restored(cls, parent: Plan, links: Sequence[KeptLink]) -> Continued | None:
@@ -199,7 +207,7 @@ class Continued(Plan):
             stages.append(Stage.kept(**{"seq_len": None, **stage}, exclude=exclude))
             for field, its in names.items():
                 its.update(document.get(field, {}))
-        plan = cls(parent, stages, **names)
+        plan = cls(parent, stages, names["fingerprints"], names["lengths"])
         plan.__dict__.update(links=(*links[-1:],), _added=())
         return plan
 

@@ -78,16 +78,20 @@ class StageLog:
         ranges = (its for exclude in tuple(self.exclude.values()) for its in exclude.values())
         return int(share * arrays) + sum(each.num_bytes for each in ranges)
 
-    def continued(self, num_stages: int, num_sources: int, stages: Sequence[Stage]) -> StageLog:
+    def continued(
+        self, num_stages: int, num_sources: int, stages: Sequence[Stage], *, is_shared: bool = True
+    ) -> StageLog:
         """Return a log with the first stages of this one, then some more.
 
         Args:
             num_stages, num_sources: of the plan that is continued.
+            is_shared: else stages that this log does not hold are appended to a copy.
         """
         with self._lock:
             log = self
             its = zip(range(num_stages, self.num_stages), stages, strict=False)
-            if not all(self._holds(number, stage) for number, stage in its):
+            is_other = not all(self._holds(number, stage) for number, stage in its)
+            if is_other or (not is_shared and self.num_stages < num_stages + len(stages)):
                 log = self._copy(num_stages, num_sources)
             log._append(stages[log.num_stages - num_stages :])
         return log

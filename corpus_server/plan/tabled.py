@@ -22,14 +22,15 @@ class Job(NamedTuple):
     Attributes:
         table: the NamedTuple of its arrays.
         decides: what the table follows from, as JSON.
-        size: documents and rows that building goes through, by which its time is bounded.
+        size: returns how many documents and rows building goes through, by which its time is bounded; raises
+            InvalidPlan if there can be no such table. May read all lengths.
         build: builds it; can be pickled. Takes as `run` a `map` whose calls may run in other processes.
         ends: corpora whose documents must end with end-of-text, by which rows are masked.
     """
 
     table: type[Any]
     decides: Mapping[str, Any]
-    size: int
+    size: Callable[[], int]
     build: Callable[..., Table]
     ends: tuple[str, ...] = ()
 

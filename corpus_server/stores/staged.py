@@ -50,6 +50,7 @@ class StagedFile(OpenFile):
     def __init__(self, path: Path, store: Store, what: StoreObject, cache: Cache) -> None:
         self.path = path
         self.name = path.name
+        self.owner = ""
         self.size_bytes = what.size_bytes
         self.recorded: list[Recorded] = []
         self.stage = partial(stage, store, what, cache, self.recorded)
@@ -115,7 +116,7 @@ class StagedFile(OpenFile):
             local = self._open_local()
             if local is None:
                 return False
-            local.name = self.name
+            local.name, local.owner = self.name, self.owner
             if self._reserved is not None:  # an empty shard has no map
                 try:
                     map_over(self.path, self._address, len(self._reserved), local.fd)
@@ -144,7 +145,7 @@ class StagedFile(OpenFile):
         """
         with self._lock:
             if self._local is None:
-                raise NotStaged(f"{self.name} is not on this machine")
+                raise NotStaged(f"{self.owner}{self.name} is not on this machine")
             self._num_held += 1
         try:
             yield
@@ -172,11 +173,12 @@ class StagedFile(OpenFile):
             local.check_unchanged()
             if not os.fstat(local.fd).st_nlink:  # see `Cache.sync`; what is in use is removed by nothing else
                 raise ReadFailed(
-                    f"{self.name}: the cache's disk did not take it", remedy="the shard is staged anew"
+                    f"{self.owner}{self.name}: the cache's disk did not take it",
+                    remedy="the shard is staged anew",
                 )
             if guarded is not None and guarded.num_faults:
                 raise ReadFailed(
-                    f"{self.name}: the cache's disk did not deliver {guarded.num_faults} pages",
+                    f"{self.owner}{self.name}: the cache's disk did not deliver {guarded.num_faults} pages",
                     remedy="look at the kernel's log; the shard is staged anew",
                 )
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md and the client's README say what the client's code does."""
+"""docs/architecture.md says what the client's code does."""
 
 from __future__ import annotations
 
@@ -11,29 +11,12 @@ from tests.client.test_imports import LEVELS, PACKAGE
 from tests.serving import ROOT
 
 CHAPTER = layers.chapter((ROOT / "docs" / "architecture.md").read_text(), "The client")
-README = (ROOT / "client" / "README.md").read_text()
 
 
 def test_the_layers_are_drawn_in_the_order_of_the_imports() -> None:
     block = re.findall(r"(?:^    .*\n)+", CHAPTER, re.MULTILINE)[0]
     drawn = [set(line[4:39].split()) for line in block.splitlines()]  # then what each layer is for
     assert [level for level in reversed(LEVELS) if level != {"__init__"}] == drawn
-
-
-def test_the_readme_lists_every_file_from_the_ground_up() -> None:
-    folder, listed = "", []
-    for indent, name in re.findall(
-        r"^    ( *)([\w/]+(?:\.py|/)) ", layers.chapter(README, "Inside"), re.MULTILINE
-    ):
-        if name.endswith("/"):
-            folder = name
-        else:
-            listed.append(f"{folder if indent else ''}{name}")
-    files = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
-    assert len(listed) == len(set(listed))
-    assert set(listed) == {name for name in files if not name.endswith("__init__.py")}
-    levels = [layers.level(layers.module_of(name), LEVELS) for name in listed]
-    assert levels == sorted(levels)
 
 
 def test_a_batch_passes_the_files_that_the_chapter_names(make_loader: Callable[..., CorpusLoader]) -> None:

@@ -47,7 +47,7 @@ class Found:
     rows: list[Sighting]
 
 
-LIMITS: Final = Limits(rows=2**21)
+LIMITS: Final = Limits(rows=2**21, num_bytes=2**30)
 """Units times epochs, with those of the excluded units for which they stand in, and 256 for each block of a
 mixture: about 2 s."""
 

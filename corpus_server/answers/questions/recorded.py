@@ -181,7 +181,7 @@ def recordings(service: Service, query: RecordingsQuery, request: RequestHead, b
     return json_response(RecordedList(recordings=listed), NO_STORE)
 
 
-RECORDED_LIMITS = Limits(rows=2**27, seconds=60)
+RECORDED_LIMITS = Limits(rows=2**27, num_bytes=2**30, seconds=60)
 """Rows that are read: ten seconds for sums, twenty for spikes."""
 
 

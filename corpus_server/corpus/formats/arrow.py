@@ -139,21 +139,38 @@ def _read_footer(file: OpenFile) -> tuple[int, list[tuple[int, int]]]:
     return at, [(block[0], block[2]) for block in footer.vector(3, "<qi4xq")]
 
 
-def _messages(file: OpenFile, at: int, stop: int, *, ends_itself: bool) -> Iterator[_Message]:
-    """Yield the messages between two bytes. A stream must end itself: nothing else tells a truncated one."""
+def check_stream(file: OpenFile) -> None:
+    """Raise ValueError if a stream does not end itself, or more follows it: its readers see neither."""
+    is_old = not file.head(4).startswith(_CONTINUATION)
+    mark = b"" if is_old else _CONTINUATION
+    try:
+        for _ in _messages(file, 0, file.size_bytes, ends_itself=True, mark=mark):
+            pass
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"its messages are damaged: {error}") from error
+
+
+def _messages(
+    file: OpenFile, at: int, stop: int, *, ends_itself: bool, mark: bytes = _CONTINUATION
+) -> Iterator[_Message]:
+    """Yield the messages between two bytes. A stream must end itself: nothing else tells a truncated one.
+
+    Messages begin with a `mark`; those of Arrow before 0.15 with none.
+    """
+    begin = len(mark) + 4
     while at < stop:
         block = file.read(at, min(_BLOCK_BYTES, stop - at))
-        size = unpack("<i", block, 4)
-        if not block.startswith(_CONTINUATION) or not 0 <= size <= min(_MAX_METADATA_BYTES, stop - at - 8):
+        size = unpack("<i", block, len(mark))
+        if not block.startswith(mark) or not 0 <= size <= min(_MAX_METADATA_BYTES, stop - at - begin):
             raise ValueError(f"no message begins at byte {at}")
         if size == 0:
-            if ends_itself and at + 8 != stop:
-                raise ValueError(f"its stream ends at byte {at + 8} of {stop}")
+            if ends_itself and at + begin != stop:
+                raise ValueError(f"its stream ends at byte {at + begin} of {stop}")
             return
-        metadata = block[8 : 8 + size] if 8 + size <= len(block) else file.read(at + 8, size)
+        metadata = block[begin : begin + size] if begin + size <= len(block) else file.read(at + begin, size)
         message = Table.root(metadata)
         header, body_bytes = message.table(2), message.number(3, "<q")
-        body_at = at + 8 + size
+        body_at = at + begin + size
         if header is None or not 0 <= body_bytes <= stop - body_at:
             raise ValueError(f"the message at byte {at} says {body_bytes} bytes, {stop - body_at} follow it")
         yield _Message(at, message.number(1, "<B"), header, body_at, body_bytes)

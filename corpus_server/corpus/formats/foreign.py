@@ -27,7 +27,7 @@ _KINDS: Final[tuple[tuple[str, str | None, tuple[str, ...], tuple[bytes, ...]], 
     ("JSON lines", None, (".jsonl", ".ndjson", ".json"), ()),
     ("a text file", None, (".txt", ".text"), ()),
     ("an MDS shard", None, (".mds",), ()),
-    ("a CSV file", _TO_LINES, (".csv", ".tsv"), ()),
+    ("a CSV file", None, (".csv", ".tsv"), ()),
     ("a TFRecord file", _TO_LINES, (".tfrecord",), ()),
     ("a NumPy archive", _SAVE, (".npz",), ()),
     ("an HDF5 file", _SAVE, (".h5", ".hdf5"), (b"\x89HDF\r\n\x1a\n",)),
@@ -47,8 +47,8 @@ _COMPRESSED: Final = (
     ("xz", (".xz",), (b"\xfd7zXZ\x00",), "unxz"),
     ("LZ4", (".lz4",), (), "lz4 -d"),
 )
-_BUILD_DECOMPRESSES: Final = ("gzip", "Zstandard")
-_BUILD_COMPRESSED: Final = (".jsonl", ".ndjson", ".json", ".txt", ".text", ".mds")
+_BUILD_DECOMPRESSES: Final = ("gzip", "Zstandard", "bzip2", "xz")
+_BUILD_COMPRESSED: Final = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".text", ".mds")
 
 _SOME_ARE_SERVED: Final = (".arrow", ".feather", ".mds")  # the content decides
 
@@ -84,6 +84,8 @@ def _build(file: OpenFile, what: str, suffix: str, in_folder: bool) -> Unreadabl
     source = file.path.parent if in_folder else file.path
     if suffix in (".txt", ".text"):
         return not_served(file, what, f"{build_text(source)}; or say dtype uint8 to serve its bytes")
+    if suffix in (".csv", ".tsv"):
+        return not_served(file, what, build_text(source))
     if suffix == ".mds":
         return not_served(file, what, build_ids(source, "tokens"))
     try:

@@ -26,6 +26,7 @@ TOKEN_DTYPES: Final[dict[str, TokenDtype]] = {
 }
 ACCEPTED_DTYPES: Final = ", ".join(TOKEN_DTYPES)
 COPY_AGAIN: Final = "was the copy interrupted? Copy it again"
+LFS_POINTER: Final = ("is the pointer that Git LFS keeps in place of a file", "fetch the file: git lfs pull")
 _MAX_TOKENS: Final = 1 << 60
 
 
@@ -34,8 +35,13 @@ Ends = NDArray[np.integer[Any]]
 
 
 class DocumentIndex(Closing):
-    """Document boundaries of one shard, in an open file. Entries are read one by one."""
+    """Document boundaries of one shard, in an open file. Entries are read one by one.
 
+    Attributes:
+        joins_sequences: whether a document may be several sequences, each written as one.
+    """
+
+    joins_sequences = False
     file: OpenFile
     num_documents: int
 

@@ -26,7 +26,8 @@ from corpus_server.corpus.formats import (
     olmo,
     raw,
 )
-from corpus_server.corpus.formats.layout import Format, ShardLayout, TokenDtype, not_served
+from corpus_server.corpus.formats.layout import LFS_POINTER, Format, ShardLayout, TokenDtype, not_served
+from corpus_server.user_files import is_lfs_pointer
 
 # The first format that does not answer None reads the file. Formats that look at a name or a
 # neighbour come first, then those with a magic number; `raw` accepts anything and must be last.
@@ -75,6 +76,8 @@ def read_layout(file: OpenFile, dtype: TokenDtype | None, *, in_folder: bool = F
     """Return the layout of an open file, see `Format.read`; refuse another dtype than the user named."""
     if (what := side_file(file.path)) is not None:
         raise not_served(file, what, "name the token file beside it")
+    if is_lfs_pointer(file.head(32)):
+        raise file.unreadable(*LFS_POINTER)
     layout = next(found for each in FORMATS if (found := each.read(file, dtype, in_folder)) is not None)
     if dtype is not None and layout.dtype != dtype:
         if layout.documents is not None:

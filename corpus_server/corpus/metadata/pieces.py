@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from corpus_server.corpus.metadata.write import common_schema, conform
+from corpus_server.corpus.metadata.write import EXACT, common_schema, conform
 from corpus_server.extras import optional_package
 
 _PURPOSE: Final = "metadata of documents"
@@ -37,8 +37,34 @@ def read(path: Path) -> Iterator[Any]:
 
 def tables(paths: Iterable[Path]) -> Iterator[Any]:
     """Yield the rows of files as tables of the one schema that all of them have; reads them twice."""
-    paths = list(paths)
-    schema = common_schema(batch.schema for path in paths for batch in read(path))
+    arrow = optional_package("pyarrow", extra="build", purpose=_PURPOSE)
+    paths, large = list(paths), set[str]()
+
+    def schemas() -> Iterator[Any]:
+        for batch in (batch for path in paths for batch in read(path)):
+            large.update(_large(batch))
+            yield batch.schema
+
+    schema = common_schema(schemas())
+    for name in large:
+        if arrow.types.is_floating(schema.field(name).type):  # would change the number
+            number = schema.get_field_index(name)
+            schema = schema.set(number, arrow.field(name, arrow.string()))
     for path in paths:
         for batch in read(path):
             yield conform(batch, schema)
+
+
+def _large(batch: Any) -> Iterator[str]:
+    """Yield the columns with whole numbers that no floating-point number is."""
+    compute = optional_package("pyarrow.compute", extra="build", purpose=_PURPOSE)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.type.bit_width == 64 if _is_integer(column.type) else False:
+            found = compute.min_max(column).as_py()
+            if found["min"] is not None and max(-found["min"], found["max"]) > EXACT:
+                yield name
+
+
+def _is_integer(kind: Any) -> bool:
+    arrow = optional_package("pyarrow", extra="build", purpose=_PURPOSE)
+    return bool(arrow.types.is_integer(kind))

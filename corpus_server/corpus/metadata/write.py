@@ -22,6 +22,9 @@ MAX_COLUMNS: Final = 4096
 FILE_ROWS: Final = 1 << 22
 """Rows of a file, which is what an interruption costs."""
 
+EXACT: Final = 1 << 53
+"""Whole numbers up to here are floating-point numbers, too. Others become text beside such numbers."""
+
 _PURPOSE: Final = "metadata of documents"
 
 
@@ -87,7 +90,9 @@ def column(values: list[Any]) -> Any:
     with suppress(arrow.ArrowException, OverflowError):
         return arrow.array(values)
     with suppress(OverflowError):
-        if float in (kinds := {type(value) for value in values}) and kinds <= {int, float, type(None)}:
+        kinds = {type(value) for value in values}
+        is_exact = all(type(value) is not int or abs(value) <= EXACT for value in values)
+        if is_exact and float in kinds and kinds <= {int, float, type(None)}:
             return arrow.array(None if value is None else float(value) for value in values)
     return arrow.array(map(_text, values), arrow.string())
 

@@ -19,16 +19,20 @@ Groups are numbered through all epochs: group g of epoch e is number e * groups 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.plan.declared import declared, integer
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, ShardSizes, WorkingSet
 from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
-from corpus_server.plan.rows import Source, UInt64Array
+from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Source, UInt64Array
+
+Int64Array = NDArray[np.int64]
 
 MAX_BLOCK_WINDOWS: Final = 2**40
 MAX_GROUP_BLOCKS: Final = 2**16
@@ -93,20 +97,20 @@ class Groups(Arrangement):
         starts = self._blocks(source, epoch, group) * self._block
         return np.stack((starts, np.minimum(starts + self._block, self._num_windows[source])), axis=1)
 
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
+    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         """Return the windows at offsets of epochs."""
         place = self._at(source, epochs, offsets)
         mixed = permute(place.slot, *self._domain(source, epochs, place, self._window_keys))
         return self._window(source, epochs, place._replace(slot=mixed))
 
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
-        """Return the offsets in their epochs at which windows, maybe none, come: the inverse of `windows`."""
-        if not windows.size:
-            return windows.copy()
-        place = self._place(source, epochs, windows)
+    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        """Return the offsets in their epochs at which rows, maybe none, come: the inverse of `rows_at`."""
+        if not rows.size:
+            return rows.copy()
+        place = self._place(source, epochs, rows)
         within = invert(place.slot, *self._domain(source, epochs, place, self._window_keys))
         behind = place.group > place.short // self._group
-        offsets: UInt64Array = place.group * self._full + within - self._gap[source] * behind
+        offsets: Offsets = place.group * self._full + within - self._gap[source] * behind
         return offsets
 
     def beside(self, source: Source, epochs: UInt64Array, windows: UInt64Array, distance: int) -> UInt64Array:
@@ -213,13 +217,12 @@ class BoundedShuffle(Order):
     def working_set(self, shards: ShardSizes) -> WorkingSet:
         """Return the shards of the group that is read, and of the next: those of the largest two."""
         sizes, ends = shards
-        starts = np.arange(0, int(ends[-1]), self.block_windows)
-        stops = np.minimum(starts + self.block_windows, ends[-1])
-        # A block reads every shard from the one of its first window to the one of its last.
-        before = np.concatenate(([0], np.cumsum(sizes)))
-        low, high = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops, side="left")
-        blocks = np.sort(before[high + 1] - before[low])
-        most = min(int(before[-1]), 2 * int(blocks[-self.group_blocks :].sum()))
+        blocks = _block_bytes(sizes, ends, self.block_windows)
+        total, left = 0, self.group_blocks
+        for num_bytes, number in sorted(blocks.items(), reverse=True):
+            total += num_bytes * min(number, left)
+            left -= min(number, left)
+        most = min(int(sizes.sum()), 2 * total)
         return WorkingSet(
             most,
             f"two groups of {self.group_blocks} blocks touch together shards of",
@@ -228,3 +231,27 @@ class BoundedShuffle(Order):
 
     def __str__(self) -> str:
         return f"{self.name} {self.group_blocks} x {self.block_windows}"
+
+
+def _block_bytes(sizes: Int64Array, ends: Int64Array, block_windows: int) -> Counter[int]:
+    """Return how many blocks read shards of so many bytes together, without a look at each block.
+
+    A block reads every shard from the one of its first window to the one of its last. Blocks that lie within
+    one shard are counted; there are at most as many others as shards.
+    """
+    total = int(ends[-1])
+    before = np.concatenate(([0], np.cumsum(sizes)))
+    numbers = np.unique(np.minimum(ends[:-1], total - 1) // block_windows)  # of blocks with a shard's end
+    numbers = np.unique(np.concatenate((numbers, [(total - 1) // block_windows])))
+    starts = numbers * block_windows
+    stops = np.minimum(starts + block_windows, total)
+    low, high = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops, side="left")
+    found = Counter((before[high + 1] - before[low]).tolist())
+    # Between two of them all blocks lie in one shard: that of the first window behind the earlier one.
+    between = np.diff(numbers, prepend=-1) - 1
+    shards = np.searchsorted(ends, np.concatenate(([0], stops[:-1])), side="right")
+    for number, size in zip(
+        between.tolist(), sizes[np.minimum(shards, sizes.size - 1)].tolist(), strict=True
+    ):
+        found[size] += number
+    return +found

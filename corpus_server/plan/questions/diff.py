@@ -13,6 +13,7 @@ from dataclasses import field
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.described import described
 from corpus_server.plan.document import MAX_STAGES, Plan
@@ -23,24 +24,29 @@ from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.work import Budget
 
+SHOWN_RANGES: Final = 100
+MAX_FIELDS: Final = 1000
+
 _PIECE_ROWS: Final = 1 << 14  # of windows, compared together: some 10 ms
 _STEPS_COST: Final = 1 << 9  # of steps that are compared together, besides their rows
 _NEVER: Final = MAX_STEP + 1
-
-Pairs = list[list[int]]
 
 
 @described
 class FieldChange:
     """A field in which two plans differ; null in the plan that lacks it.
 
-    Of a list of ranges, each value has only those that the other plan lacks.
+    Of a list of ranges, each value has only those that the other plan lacks, and of these the first 100.
     """
 
     field: str
     """Like `stages[from_step=100].mixture.web`."""
     a: Any
     b: Any
+    num_a: int | None = None
+    """Of ranges: how many only the first plan has."""
+    num_b: int | None = None
+    """Of ranges: how many only the second plan has."""
 
 
 @described
@@ -53,7 +59,7 @@ class StepChange:
     num_rows: int
     """Rows that differ, those included that only one plan has."""
     rows: tuple[tuple[int, int], ...]
-    """Half-open ranges of the global batch."""
+    """Half-open ranges of the global batch, the first 100."""
 
 
 @described
@@ -63,7 +69,7 @@ class RowComparison:
     equal_steps: int | None
     """First steps that are equal by the documents alone; null: all."""
     compared_until: int | None
-    """Null if all steps are equal by the documents."""
+    """Null if all steps are equal by the documents; `equal_steps` if one step is too large to compare."""
     steps: tuple[StepChange, ...]
     """The first that differ, in order."""
     first_step: int | None = field(init=False, default=None)
@@ -81,24 +87,27 @@ def changed_fields(a: Plan, b: Plan) -> list[FieldChange]:
     changes = list(_changes("", a.arithmetic, b.arithmetic))
     same = a.log.first_difference(len(a.stages), b.log, len(b.stages))
     one, other = (
-        {stage.from_step: stage.to_json() for stage in plan.stages[same : same + MAX_STAGES]}
-        for plan in (a, b)
+        {stage.from_step: stage for stage in plan.stages[same : same + MAX_STAGES]} for plan in (a, b)
     )
     for from_step in sorted({*one, *other}):
         where = f"stages[from_step={from_step}]"
-        if from_step not in one or from_step not in other:
-            changes.append(FieldChange(field=where, a=one.get(from_step), b=other.get(from_step)))
-            continue
-        stages = one[from_step], other[from_step]
-        changes += _changes(f"{where}.", *stages, ("global_batch_size", "seq_len"))
-        changes += _changes(f"{where}.mixture.", *(stage["mixture"] for stage in stages))
-        excluded = [stage.get("exclude", {}) for stage in stages]
+        stages = one.get(from_step), other.get(from_step)
+        shown = [None if stage is None else stage.to_json(spell=_no_ranges) for stage in stages]
+        if shown[0] is None or shown[1] is None:
+            changes.append(FieldChange(field=where, a=shown[0], b=shown[1]))
+        else:
+            changes += _changes(f"{where}.", shown[0], shown[1], ("global_batch_size", "seq_len"))
+            changes += _changes(f"{where}.mixture.", shown[0]["mixture"], shown[1]["mixture"])
+        excluded = [{} if stage is None else stage.exclude for stage in stages]
         for name in sorted({*excluded[0], *excluded[1]}):
-            changes += _range_changes(f"{where}.exclude.{name}", *(each.get(name, []) for each in excluded))
+            its = (each.get(name, Ranges()) for each in excluded)
+            changes += _range_changes(f"{where}.exclude.{name}", *its)
     if any(len(plan.stages) > same + MAX_STAGES for plan in (a, b)):
         changes.append(FieldChange(field="number of stages", a=len(a.stages), b=len(b.stages)))
-    changes += _range_changes("skip_steps", a.skip_steps.to_json(), b.skip_steps.to_json())
+    changes += _range_changes("skip_steps", a.skip_steps, b.skip_steps)
     changes += _changes("fingerprints.", a.fingerprints, b.fingerprints)
+    if (more := len(changes) - MAX_FIELDS) > 0:
+        changes[MAX_FIELDS:] = [FieldChange(field=f"and {more:,} more fields", a=None, b=None)]
     return changes
 
 
@@ -175,11 +184,25 @@ def _changes(
             yield FieldChange(field=prefix + name, a=one, b=other)
 
 
-def _range_changes(name: str, a: Pairs, b: Pairs) -> Iterator[FieldChange]:
-    one, other = ({(start, stop) for start, stop in pairs} for pairs in (a, b))
-    if one != other:
-        only = [[list(pair) for pair in sorted(pairs)] for pairs in (one - other, other - one)]
-        yield FieldChange(field=name, a=only[0], b=only[1])
+def _range_changes(name: str, a: Ranges, b: Ranges) -> Iterator[FieldChange]:
+    only = _without(a, b), _without(b, a)
+    if sum(map(len, only)):
+        one, other = (each[:SHOWN_RANGES].tolist() for each in only)
+        yield FieldChange(field=name, a=one, b=other, num_a=len(only[0]), num_b=len(only[1]))
+
+
+def _without(a: Ranges, b: Ranges) -> NDArray[np.uint64]:
+    """Return the ranges of one set that are none of another, `(k, 2)`."""
+    if not b:
+        return a.bounds
+    at = np.minimum(b.starts.searchsorted(a.starts), b.starts.size - 1)
+    is_in = (b.starts[at] == a.starts) & (b.stops[at] == a.stops)
+    found: NDArray[np.uint64] = a.bounds[~is_in]
+    return found
+
+
+def _no_ranges(ranges: Ranges) -> str:
+    return f"{ranges.starts.size:,} ranges"
 
 
 def _first_stage_change(a: Plan, b: Plan) -> int:
@@ -231,7 +254,7 @@ def _step_changes(
                 step=step + k,
                 plan_steps=(timelines[0].plan_step(step + k), timelines[1].plan_step(step + k)),
                 num_rows=int(differs[k].sum()),
-                rows=tuple((int(start), int(stop)) for start, stop in edges),
+                rows=tuple((int(start), int(stop)) for start, stop in edges[:SHOWN_RANGES]),
             )
         )
     return changes

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.formats.layout import LFS_POINTER
 from corpus_server.corpus.formats.registry import check_lists, find_mask, list_names, side_file
 from corpus_server.corpus.selection import (
     ShardFile,
@@ -38,11 +39,28 @@ from corpus_server.corpus_spec import ALL, HUB, STORE, cut_split
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.stores.mirror import said_of
 from corpus_server.tools.building.job import Input
+from corpus_server.tools.building.kinds.kind import reading
 from corpus_server.tools.building.sources import KINDS, suffix_of
 from corpus_server.tools.hub import Say, below, snapshot
+from corpus_server.user_files import is_lfs_pointer
 
 _TEXT_FIELD: Final = re.compile(r"(.+)\?text=([^/?*#]+)")
 _IS_PATTERN: Final = re.compile(r"[*?[]")
+_LFS_BYTES: Final = 1024  # a pointer has about 130
+
+# Files that hold no text and so cannot be read as such, and what helps.
+_SAVE: Final = "save its texts or token ids as JSON lines or Parquet"
+_NO_TEXT: Final = {
+    (".npy",): "token files need no build: serve it as it is",
+    (".zip", ".tar", ".tgz", ".7z", ".rar"): "unpack it, and name what it holds",
+    (".lz4", ".br", ".z", ".lzma", ".snappy"): "decompress it, or compress it with gzip, zstd, bzip2 or xz",
+    (".gz", ".zst", ".zstd", ".bz2", ".xz"): "decompress it, and name what it holds",
+    (".npz", ".pkl", ".pickle", ".pt", ".pth", ".h5", ".hdf5", ".safetensors"): _SAVE,
+    (".tfrecord", ".orc", ".avro"): _SAVE,
+    (".xlsx", ".xls", ".ods"): "save it as CSV",
+    (".pdf", ".doc", ".docx", ".epub", ".odt"): "extract its text into .txt files or JSON lines",
+    (".idx", ".ds", ".raw", ".tokens"): "token files need no build: serve them as they are",
+}
 
 
 class Found(NamedTuple):
@@ -289,7 +307,10 @@ def _is_included(path: Path, include: Sequence[str]) -> bool:
 
 def _check_kind(path: Path, include: Sequence[str]) -> None:
     if not _is_included(path, include) and suffix_of(path) not in KINDS:
-        remedy = f"known are {', '.join(KINDS)}; read it as text with --include '*{path.suffix}'"
+        as_text = f"known are {', '.join(KINDS)}; read it as text with --include '*{path.suffix}'"
+        remedy = next(
+            (each for suffixes, each in _NO_TEXT.items() if path.suffix.lower() in suffixes), as_text
+        )
         raise unreadable(path, "is of no kind that can be read", remedy)
 
 
@@ -305,6 +326,10 @@ def _input(path: Path, text_field: str | None) -> Input:
     if path.exists() and not path.is_file():  # a named pipe would be waited for without end
         raise unreadable(path, "expected a regular file, found another kind")
     found = Input.of(path)
+    if found.num_bytes < _LFS_BYTES:
+        with reading(str(path)), path.open("rb") as file:
+            if is_lfs_pointer(file.read(32)):
+                raise unreadable(path, *LFS_POINTER)
     name = url_of(Path(found.path)) or found.name
     if text_field is None:
         return dataclasses.replace(found, name=name)

@@ -3,10 +3,12 @@
     files                                    a document is    divided at
     .txt .text, and what --include chooses   a file           files
     .jsonl .ndjson .json                     a line           lines
-    these with .gz or .zst behind            as above         files
+    these with a JSON array                  a record         files
+    .csv .tsv                                a row            files
+    these with .gz .zst .bz2 .xz behind      as above         files
     .parquet                                 a row            row groups
     .arrow .feather                          a row            files
-    .mds, also .gz .zst .zstd (MosaicML)     a sample         files
+    .mds, also compressed (MosaicML)         a sample         files
     chunk-*.bin (litData)                    an item          files
 
 The division depends on the files alone, and the corpus does not depend on the division: parts are joined in
@@ -22,7 +24,7 @@ from typing import Final
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.tools.building.job import BuildOptions, Input, Part, Slice
-from corpus_server.tools.building.kinds import samples, tables, text
+from corpus_server.tools.building.kinds import rows, samples, tables, text
 from corpus_server.tools.building.kinds.kind import COMPRESSED, Document, Kind, reading
 
 PART_BYTES: Final = 16 << 20  # bytes of input; a few seconds of work, which is what a kill costs a process
@@ -35,6 +37,7 @@ _LEAST_PART_BYTES: Final = 1 << 20
 KINDS: Final = {
     **dict.fromkeys((".txt", ".text"), text.TEXT),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), text.LINES),
+    **dict.fromkeys((".csv", ".tsv"), rows.CSV),
     **dict.fromkeys((".parquet", ".arrow", ".feather"), tables.TABLE),
     ".mds": samples.MDS,
     ".bin": samples.LITDATA,
@@ -87,16 +90,17 @@ def check_first(inputs: Iterable[Input], options: BuildOptions) -> None:
 def _kind(path: str, options: BuildOptions | None = None) -> Kind:
     kind = KINDS.get(suffix_of(Path(path)), text.TEXT)
     if options is not None and options.keep and not kind.has_fields:
-        remedy = "keep fields of JSON lines, Parquet and Arrow files"
+        remedy = "keep fields of JSON lines, CSV, Parquet and Arrow files"
         raise unreadable(Path(path), f"has no field {options.keep[0]!r} to keep", remedy)
     if options is not None and options.has_masks and not kind.has_fields:
         remedy = "JSON lines, Parquet and Arrow files have fields"
-        raise unreadable(Path(path), f"has no field {options.mask[0]!r} for a loss mask", remedy)
+        name = options.mask[0] if options.chat is None else options.chat.field
+        raise unreadable(Path(path), f"has no field {name!r}", remedy)
     return kind
 
 
 def suffix_of(path: Path) -> str:
     """Return `.jsonl` for `x.jsonl.gz`; compressed Parquet and Arrow files do not exist."""
     *_, inner, last = "", "", *(suffix.lower() for suffix in path.suffixes)
-    is_packed = last in COMPRESSED and KINDS.get(inner) in (text.TEXT, text.LINES, samples.MDS)
+    is_packed = last in COMPRESSED and KINDS.get(inner) in (text.TEXT, text.LINES, rows.CSV, samples.MDS)
     return inner if is_packed else last

@@ -11,6 +11,7 @@ fields as columns.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import glob
 import io
@@ -148,7 +149,7 @@ def _read_lines(path: Path, keep: Collection[str] | None) -> Iterator[Any]:
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        record = orjson.loads(line)
+        record = orjson.loads(line.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         what = f"line {number}: is not JSON: {error}"
         raise unreadable(path, what, "was the copy interrupted?") from error

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from corpus_client import __version__
+from corpus_client.tools.app import app
 from tests.client.reference_server import ReferenceServer
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from corpus_client.__main__ import main; main()", "bench", *arguments]
-    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "120", "NO_COLOR": "1"})
 
 
 def test_the_version_is_printed() -> None:
@@ -30,26 +29,14 @@ def test_the_version_is_printed() -> None:
 
 @pytest.fixture
 def small(server: ReferenceServer) -> list[str]:
-    return [
-        server.url.removeprefix("http://"),
-        "--corpus",
-        "web",
-        "--seq-len",
-        "16",
-        "--batch-size",
-        "8",
-        "--seconds",
-        "0.3",
-        "--device",
-        "cpu",
-        "--order",
-        "sequential",
-    ]
+    shape = ["--seq-len", "16", "--batch-size", "8", "--order", "sequential"]
+    address = server.url.removeprefix("http://")
+    return [address, "--corpus", "web", *shape, "--seconds", "0.3", "--device", "cpu"]
 
 
 def test_json_for_machines(small: list[str]) -> None:
     done = bench(*small, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     stats = result["stats"]
     assert stats["num_tokens"] == stats["num_batches"] * 8 * 16
@@ -63,14 +50,14 @@ def test_json_for_machines(small: list[str]) -> None:
 
 def test_table_for_people(small: list[str]) -> None:
     done = bench(*small, "--stored")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     for word in ("tokens/s", "MB/s", "p50", "p99", "steps per request", "CPU s per 10^9 tokens", "retries"):
         assert word in done.stdout
 
 
 def test_error_is_one_line_and_exit_code_2(server: ReferenceServer) -> None:
     done = bench(server.url, "--corpus", "webb", "--json")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: no corpus is named 'webb'")
     assert "Traceback" not in done.stderr
@@ -80,7 +67,7 @@ def test_brackets_in_an_error_are_no_markup(server: ReferenceServer) -> None:
     """And a long one is one line, however narrow the terminal."""
     name = "[red]" + "b" * 150
     done = bench(server.url, "--corpus", name)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert repr(name) in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -91,7 +78,7 @@ def test_headers_and_a_token_go_with_every_request(
     token = tmp_path / "token"
     token.write_text("secret-1\n")
     done = bench(*small, "--header", "X-Run: seven", "--token-file", str(token))
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert server.headers
     for headers in server.headers:
         lowered = {name.lower(): value for name, value in headers.items()}
@@ -110,6 +97,6 @@ def test_credentials_that_cannot_be_read_are_one_line(
     small: list[str], arguments: list[str], message: str
 ) -> None:
     done = bench(*small, *arguments)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert done.stderr.startswith(message)
     assert len(done.stderr.splitlines()) == 1

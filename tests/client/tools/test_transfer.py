@@ -21,7 +21,6 @@ from corpus_client.tools.timing import (
     WARM_UPS,
     Clock,
     parse_size,
-    seconds_name,
     size_name,
 )
 from corpus_client.tools.transfer import KINDS, host_memory
@@ -46,14 +45,6 @@ def test_json_for_machines() -> None:
     assert copies == {(name, size) for name in names for size in (4096, 65536)}
     [missing] = found["missing"]
     assert missing.startswith(f"transfers to a GPU: torch {torch.__version__} sees no CUDA device")
-
-
-def test_tables_for_people_say_what_is_missing() -> None:
-    done = run(TINY)
-    assert done.exit_code == 0, done.output
-    for words in ("one copy, by size", "64 KiB", "fresh pages"):
-        assert words in done.stdout
-    assert "not measured: transfers to a GPU" in done.stdout
 
 
 def test_copies_to_a_device_are_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +100,6 @@ def test_sizes_beyond_a_quarter_of_the_free_memory_are_left_out(monkeypatch: pyt
 def test_sizes_read_and_write(text: str, size: int, name: str) -> None:
     assert parse_size(text) == size
     assert size_name(size) == name
-
-
-@pytest.mark.parametrize(
-    ("seconds", "name"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4.2e-6, "4.2 us"), (1.2e-7, "120 ns")]
-)
-def test_durations_in_the_unit_that_fits(seconds: float, name: str) -> None:
-    assert seconds_name(seconds) == name
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,11 @@
-"""Every axis runs in its quick form, measures everybody it promises, and its report can be shown."""
+"""An axis runs in its quick form, measures everybody it promises, and its report can be shown.
+
+Every run of the tests takes one axis, whose parts the others share; `CORPUS_AXES=1` takes all of them.
+"""
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +19,9 @@ from scripts.benchmarks.report import Options, Report, Run
 from tests.corpora import write_raw
 from tests.docker.proxy import NGINX
 from tests.pages import drop
+
+every_axis = pytest.mark.skipif(os.environ.get("CORPUS_AXES") != "1", reason="CORPUS_AXES=1 runs every axis")
+SHORT = "latency"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +42,13 @@ def check_whole(report: Report, name: str) -> set[str]:
     return {row[0] for table in report.tables for row in table.rows}
 
 
-@pytest.mark.parametrize("name", sorted(set(find_axes()) - {"cold", "throughput"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == SHORT else every_axis)
+        for name in sorted(set(find_axes()) - {"cold", "throughput"})
+    ],
+)
 def test_an_axis_runs_and_can_be_shown(name: str, options: Options) -> None:
     """The axes themselves compare what they measure with the corpus."""
     report = find_axes()[name].measure(options)
@@ -55,6 +68,7 @@ def test_an_axis_runs_and_can_be_shown(name: str, options: Options) -> None:
         assert contenders == {f"{NOW}, {clock}" for clock in paced.CLOCKS}
 
 
+@every_axis
 def test_throughput_takes_the_strongest_limit_of_each_round(options: Options) -> None:
     """Over TLS, with the same server without it beside."""
     report = throughput.measure(replace(options, tls=True))
@@ -70,6 +84,7 @@ def test_throughput_takes_the_strongest_limit_of_each_round(options: Options) ->
         assert its["contenders"][winner]["million_tokens_per_second"]["median"] == max(speeds)
 
 
+@every_axis
 @pytest.mark.parametrize("part", cold.PARTS)
 def test_data_of_the_cold_axis_come_from_the_disk(part: str, options: Options, tmp_path: Path) -> None:
     drop(write_raw(tmp_path / "probe", range(5000)))  # skips where pages cannot be dropped

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from corpus_server.admission.request import RequestHead, request_id_in
-
-
-def test_the_id_of_bytes_is_that_of_their_first_head_alone() -> None:
-    behind = b"GET / HTTP/9\r\n\r\nGET / HTTP/1.1\r\nX-Request-Id: other\r\n\r\n"
-    assert request_id_in(behind) != "other"
-    continued = b"GET / HTTP/1.1\r\nX-Request-Id: my-1\r\n more\r\n\r\n"
-    assert request_id_in(continued) != "my-1"
+from corpus_server.admission.request import RequestHead
 
 
 def test_headers_that_came_twice_are_one_list() -> None:

@@ -97,16 +97,6 @@ def num_threads() -> int:
     return sum(thread.name == "prefetch" for thread in threading.enumerate())
 
 
-def test_the_windows_of_the_next_steps_are_asked_for_and_no_others(bound: BoundPlan) -> None:
-    """That the kernel then reads them is tested where it is asked, in test_readahead."""
-    with Disk() as disk:
-        disk.ask(bound, 3)
-        wait_until(lambda: disk.num_bytes >= (1 + HORIZON) * STEP_WINDOW_BYTES)
-    expected = bound.sampler.locate(3, count=1 + HORIZON).reshape(-1, 2)
-    assert (np.concatenate(disk.asked[bound]) == expected).all()
-    assert disk.num_bytes == len(expected) * (SEQ_LEN + 1) * 2
-
-
 def test_of_rows_of_pieces_each_piece_is_asked_for(tmp_path: Path) -> None:
     with Catalog.open(specs(THREE, tmp_path)) as catalog, Disk(2**40) as disk:
         bound = catalog.bind(Plan.from_json(document(THREE, 8)))
@@ -168,13 +158,6 @@ def test_what_groups_take_of_the_budget_others_do_not_get(
         disk.ask(bound, 5000)
         now[0] = 0.0
         wait_until(lambda: disk.steps_of(bound) > 2 * (1 + HORIZON))
-
-
-def test_without_a_budget_there_is_no_thread(bound: BoundPlan) -> None:
-    before = num_threads()
-    with Disk(0) as disk:
-        disk.ask(bound)
-        assert num_threads() == before
 
 
 def test_closing_does_not_wait_for_a_disk_that_hangs(

@@ -101,16 +101,6 @@ def test_late_requests_of_other_connections_ask_for_nothing(bound: BoundPlan, to
     assert rank.asked(to) == []
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1024), (4, 4096), (2, 1025)])
-def test_what_is_read_ahead_is_bounded_by_what_comes_next(catalog: Catalog, before: int, after: int) -> None:
-    """Batches grow a thousandfold at step 20: a share of forty small ones holds none of the large ones."""
-    share = 40 * before
-    rank = Rank(bind(catalog, before, after), share_bytes=share * WINDOW_BYTES)
-    assert [step for first in range(5, 20) for step in rank.asked(first)] == list(range(5, 20))
-    large = Rank(bind(catalog, before, after), share_bytes=3 * after * WINDOW_BYTES)
-    assert large.asked(15) == list(range(15, 22))
-
-
 def test_a_rank_that_has_no_place_in_the_next_stage_ends_there(catalog: Catalog) -> None:
     """Four ranks cannot share six rows; they may share twelve later."""
     rank = Rank(bind(catalog, 4, 6, 12), world=4)

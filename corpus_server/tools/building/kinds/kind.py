@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +22,13 @@ from corpus_server.extras import optional_package
 from corpus_server.tools.building.job import BuildOptions, Input, Slice
 from corpus_server.tools.building.kept import Kept
 
-COMPRESSED: Final = (".gz", ".zst", ".zstd")
+COMPRESSED: Final = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 IS_IDS: Final = "for token ids say --column {}"
+IS_SEVERAL: Final = "a document is one text: join the texts, or give each a record of its own"
+COPIED: Final = "was the copy interrupted?"
+
+# zstd's readers refuse windows of more than 2^27 bytes unless they are told to; pyarrow's cannot be told.
+_LARGE_WINDOW: Final = "too much memory"
 
 
 class Document(NamedTuple):
@@ -29,7 +37,8 @@ class Document(NamedTuple):
     Attributes:
         unit: what the file counts its documents in, for errors: "row", say; "" for a whole file.
         number: of the row, sample or item, counted from 0; of a line, the byte at which it begins.
-        content: text, or token ids `(n,)` of any integer type; empty where the file has a null.
+        content: text, or messages of a conversation, or token ids `(n,)` of any integer type; empty where the
+            file has a null.
         mask: `(n,) uint8` beside token ids, 1 where a token is a target of training; None if all are.
         kept: values of the fields that `options.keep` names.
         is_last: more of the same document follows, unless it is set.
@@ -50,6 +59,11 @@ class Document(NamedTuple):
     def failed(self, error: UnreadableCorpus) -> Document:
         """Return this document as one that cannot be taken."""
         return self._replace(content="", is_last=True, error=error)
+
+    def check(self) -> None:
+        """Raise the document's error, if it has one."""
+        if self.error is not None:
+            raise self.error
 
     @property
     def place(self) -> str:
@@ -77,12 +91,15 @@ class Kind(NamedTuple):
 
 def field_of(piece: Slice, options: BuildOptions) -> str:
     """Return the field, or column, that holds a document."""
+    if options.chat is not None:
+        return options.chat.field
     return options.column or piece.text_field or options.text_field
 
 
 def no_field(name: str, found: Sequence[str], options: BuildOptions) -> tuple[str, str]:
     """Say that a field is missing, and what to do."""
     option = "--text-field, or for one source SOURCE?text=" if options.column is None else "--column"
+    option = option if options.chat is None else "--chat"
     return f"has no field {name!r}, only {', '.join(map(repr, found))}", f"name one of them with {option}"
 
 
@@ -92,8 +109,9 @@ def opened(path: str) -> IO[bytes]:
     if name.endswith((".zst", ".zstd", ".zstd.bin")):
         # Not the package zstandard: it ends silently where a file was cut off.
         return io.BufferedReader(pyarrow(path).input_stream(path, compression="zstd"), 1 << 20)
-    if name.endswith(".gz"):
-        return io.BufferedReader(gzip.open(path))
+    for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma)):
+        if name.endswith(suffix):
+            return io.BufferedReader(module.open(path))
     return Path(path).open("rb", buffering=1 << 20)
 
 
@@ -108,10 +126,27 @@ def reading(path: str) -> Iterator[None]:
     """Report what the disk and the libraries raise for a file that cannot be read or is damaged."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:  # pyarrow raises OSError for compressed data
-        raise unreadable(Path(path), f"cannot be read: {error}", "was the copy interrupted?") from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:  # pyarrow's are OSErrors
+        remedy = COPIED
+        if _LARGE_WINDOW in str(error):
+            remedy = (
+                "its window is larger than 128 MiB (zstd --long=28 or more): compress it anew, with "
+                f"zstd -dc --long=31 {shlex.quote(path)} | zstd -o NEW.zst"
+            )
+        raise unreadable(Path(path), f"cannot be read: {error}", remedy) from error
     except ValueError as error:  # pyarrow's ArrowInvalid
-        raise unreadable(Path(path), f"is damaged: {error}", "was the copy interrupted?") from error
+        raise unreadable(Path(path), f"is damaged: {error}", COPIED) from error
+
+
+def inner(record: Any, name: str) -> Any:
+    """Return a field of nested records by its path, `message.content`; raise KeyError if there is none."""
+    if isinstance(record, dict):
+        if name in record:
+            return record[name]
+        first, _, rest = name.partition(".")
+        if rest and first in record:
+            return inner(record[first], rest)
+    raise KeyError(name)
 
 
 def _line_number(path: str, position: int) -> int:

@@ -9,12 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.files import OpenFile, unreadable
+from corpus_server.corpus.formats.arrow import check_stream
 from corpus_server.extras import optional_package
 from corpus_server.tools.building.job import BuildOptions, Input, Slice
 from corpus_server.tools.building.kept import columns_to_read, kept_rows
 from corpus_server.tools.building.kinds.kind import (
     IS_IDS,
+    IS_SEVERAL,
     Document,
     Kind,
     field_of,
@@ -30,10 +32,11 @@ _ROWS_AT_ONCE: Final = 256  # a batch of an Arrow file may hold gigabytes, and m
 def _read(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     with _opened(piece) as (schema, row, batches):
         name = _column(piece, schema, options)
+        top = name if name in schema.names else name.partition(".")[0]
         masks = [each for each in mask_fields(schema.names, options) if _is_list(piece, schema, each)]
-        names = {name, *masks, *columns_to_read(schema.names, options.keep)}
+        names = {top, *masks, *columns_to_read(schema.names, options.keep)}
         for batch in batches(list(names)):
-            rows = _rows(piece.path, row, batch.column(name), options)
+            rows = _rows(piece.path, row, _inner(batch.column(top), name[len(top) + 1 :]), options)
             if options.keep:
                 both = zip(rows, kept_rows(batch, options.keep), strict=True)
                 rows = (document._replace(kept=kept) for document, kept in both)
@@ -45,14 +48,19 @@ def _read(piece: Slice, options: BuildOptions) -> Iterator[Document]:
 
 def _is_list(piece: Slice, schema: Any, name: str) -> bool:
     found, types = schema.field(name).type, pyarrow(piece.path).types
-    return any(check(found) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+    return any(check(found) for check in _list_types(types))
 
 
 def _lists(column: Any) -> list[Any]:
     """Return the values of each row of a column of lists: `(n,)`, empty for null."""
-    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    values = column.flatten().to_numpy(zero_copy_only=False)
+    lengths, values = _lengths(column), column.flatten().to_numpy(zero_copy_only=False)
     return np.split(values, np.cumsum(lengths)[:-1])
+
+
+def _lengths(column: Any) -> Any:
+    # Not `value_lengths`, which list views have not.
+    compute = optional_package("pyarrow.compute", extra="build", purpose="lists of token ids")
+    return compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
 
 
 def _check(piece: Slice, options: BuildOptions) -> None:
@@ -89,6 +97,9 @@ def _opened(piece: Slice) -> Iterator[tuple[Any, int, Callable[[list[str]], Iter
         # Either the file format (Feather), or the stream that `datasets` writes.
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
+        if not is_file:
+            with OpenFile(Path(piece.path)) as opened:
+                check_stream(opened)
         with (arrow.ipc.open_file if is_file else arrow.ipc.open_stream)(file) as reader:
             batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
             parts = (
@@ -107,17 +118,25 @@ def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
     """Return the column to read after checking its type."""
     path, name = Path(piece.path), field_of(piece, options)
     types = pyarrow(piece.path).types
-    if name not in schema.names:
-        raise unreadable(path, *no_field(name, schema.names, options))
     if schema.names.count(name) > 1:
         raise unreadable(path, f"has several columns {name!r}", "rename all but one of them")
-    found = schema.field(name).type
-    is_list = any(check(found) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+    if (found := _type(schema, name, types)) is None:
+        raise unreadable(path, *no_field(name, schema.names, options))
+    is_list = any(check(found) for check in _list_types(types))
+    if options.chat is not None:
+        if not is_list or not types.is_struct(found.value_type):
+            raise unreadable(path, f"expected lists of messages in column {name!r}, got {found}")
+        _check_kept(path, schema, options)
+        return name
     if options.column is not None and not (is_list and types.is_integer(found.value_type)):
         raise unreadable(path, f"expected lists of integers in column {name!r}, got {found}")
-    is_text = any(check(found) for check in (types.is_string, types.is_large_string, types.is_string_view))
-    if options.column is None and not is_text:
-        remedy = IS_IDS.format(name) if is_list else None
+    text = found.value_type if types.is_dictionary(found) else found
+    if options.column is None and not any(check(text) for check in _texts(types)):
+        remedy = None
+        if is_list:
+            remedy = IS_IDS.format(name) if types.is_integer(found.value_type) else IS_SEVERAL
+        elif types.is_struct(found):
+            remedy = f"name a field of it: {', '.join(f'{name}.{field.name}' for field in found)}"
         raise unreadable(path, f"expected text in column {name!r}, got {found}", remedy)
     _check_kept(path, schema, options)
     for each in options.mask if options.has_masks else ():
@@ -127,6 +146,43 @@ def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
                 path, what or f"expected lists of numbers in column {each!r}, got {schema.field(each).type}"
             )
     return name
+
+
+def _list_types(types: Any) -> tuple[Callable[[Any], bool], ...]:
+    return (
+        *(types.is_list, types.is_large_list, types.is_fixed_size_list),
+        *(types.is_list_view, types.is_large_list_view),
+    )
+
+
+def _texts(types: Any) -> tuple[Callable[[Any], bool], ...]:
+    """Return what tells text, and bytes that nobody marked as text: Spark and fastparquet write such."""
+    return (
+        *(types.is_string, types.is_large_string, types.is_string_view),
+        *(types.is_binary, types.is_large_binary, types.is_binary_view),
+    )
+
+
+def _type(schema: Any, name: str, types: Any) -> Any:
+    """Return the type of a column, or of a field of nested ones: `message.content`; None if there is none."""
+    if name in schema.names:
+        return schema.field(name).type
+    first, _, rest = name.partition(".")
+    if first not in schema.names:
+        return None
+    found = schema.field(first).type
+    for part in rest.split(".") if rest else ():
+        if not types.is_struct(found) or found.get_field_index(part) < 0:
+            return None
+        found = found.field(part).type
+    return found if rest else None
+
+
+def _inner(column: Any, path: str) -> Any:
+    if not path:
+        return column
+    compute = optional_package("pyarrow.compute", extra="build", purpose="a nested field")
+    return compute.struct_field(column, path.split("."))
 
 
 def _check_kept(path: Path, schema: Any, options: BuildOptions) -> None:
@@ -140,11 +196,18 @@ def _check_kept(path: Path, schema: Any, options: BuildOptions) -> None:
 
 
 def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator[Document]:
-    if options.column is None:
+    if options.column is None:  # text, or messages
         for number, text in enumerate(column.to_pylist(), first):
+            if isinstance(text, bytes):
+                try:
+                    text = text.decode()
+                except UnicodeDecodeError as error:
+                    document = Document(path, "row", number, "")
+                    yield document.failed(document.unreadable(f"is not UTF-8: {error}", "was it text?"))
+                    continue
             yield Document(path, "row", number, text or "")
         return
-    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    lengths = _lengths(column)
     values = column.flatten()
     if values.null_count:
         what = f"rows {first} to {first + len(column)}: a list of token ids holds a null"

@@ -1,4 +1,4 @@
-"""Text files, each of which is a document, and JSON lines, each of which is one.
+"""Text files, each of which is a document, and JSON, of which each line is one, or each record of an array.
 
 A text is encoded in one call of the tokenizer, or in pieces if the options allow it.
 """
@@ -6,6 +6,8 @@ A text is encoded in one call of the tokenizer, or in pieces if the options allo
 from __future__ import annotations
 
 import codecs
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,14 +21,19 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.tools.building.job import BuildOptions, Input, Slice
 from corpus_server.tools.building.kept import kept_fields
+from corpus_server.tools.building.kinds.arrays import records
 from corpus_server.tools.building.kinds.kind import (
     COMPRESSED,
+    COPIED,
     IS_IDS,
+    IS_SEVERAL,
     Document,
     Kind,
     field_of,
+    inner,
     no_field,
     opened,
+    reading,
 )
 from corpus_server.tools.building.kinds.masked import mask_fields, with_mask
 
@@ -37,6 +44,11 @@ PIECE_CHARS: Final = 1 << 20
 # and 450 of Chinese, so 2 to 4 GB.
 TEXT_CHARS: Final = 1 << 23
 _READ_BYTES: Final = 1 << 20
+_HEAD_BYTES: Final = 4096  # white space before a first record
+_BYTE_ORDER_MARK: Final = "\ufeff"
+_UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_TO_UTF8: Final = "convert it with iconv -t UTF-8"
+_HALF: Final = re.compile("[\ud800-\udfff]")
 _FIRST_LINES: Final = 100  # if none of them is a document, the options are wrong and not the lines
 
 
@@ -46,19 +58,25 @@ def _read_text(piece: Slice, options: BuildOptions) -> Iterator[Document]:
 
 def _texts(piece: Slice, options: BuildOptions) -> Iterator[str]:
     """Yield the text of a file, some at a time."""
-    path = Path(piece.path)
     if options.column is not None:
-        raise unreadable(path, f"is text, which has no column {options.column!r} of token ids")
-    decoder, position = codecs.getincrementaldecoder("utf-8")(), 0
-    with opened(piece.path) as file:
+        raise unreadable(Path(piece.path), f"is text, which has no column {options.column!r} of token ids")
+    yield from _decoded(piece.path)
+
+
+def _decoded(path: str) -> Iterator[str]:
+    """Yield a file of UTF-8, some at a time, without the byte order mark that it may begin with."""
+    decoder, position, is_first = codecs.getincrementaldecoder("utf-8")(), 0, True
+    with opened(path) as file:
         while (data := file.read(_READ_BYTES)) or decoder.getstate()[0]:
             begin = position - len(decoder.getstate()[0])
             try:
-                yield decoder.decode(data, final=not data)
+                text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                what = f"byte {begin + error.start}: is not UTF-8"
-                raise unreadable(path, what, "convert it with iconv") from error
-            position += len(data)
+                is_utf16 = position == 0 and data.startswith(_UTF16)
+                what = "is UTF-16" if is_utf16 else f"byte {begin + error.start}: is not UTF-8"
+                raise unreadable(Path(path), what, _TO_UTF8) from error
+            yield text.removeprefix(_BYTE_ORDER_MARK) if is_first else text
+            position, is_first = position + len(data), is_first and not text
 
 
 def one_document(
@@ -126,7 +144,7 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _divide_lines(file: Input, step: int) -> Iterator[Slice]:
-    if file.path.lower().endswith(COMPRESSED):
+    if file.path.lower().endswith(COMPRESSED) or _is_array(file.path):
         yield file.whole()
         return
     for start in range(0, file.num_bytes, step):
@@ -134,8 +152,31 @@ def _divide_lines(file: Input, step: int) -> Iterator[Slice]:
         yield file.slice(start, stop, stop - start)
 
 
+def _is_array(path: str) -> bool:
+    """Tell whether a file is a JSON array of records, and not one record a line."""
+    with reading(path), opened(path) as file:
+        return file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+def _read_records(piece: Slice, options: BuildOptions) -> Iterator[Document]:
+    """Yield the records of a JSON array, which are decoded one by one."""
+    number = 0
+    try:
+        for number, record in enumerate(records(_decoded(piece.path))):
+            document = Document(piece.path, "record", number, "")
+            try:
+                yield _json_record(document, record, options, piece)
+            except UnreadableCorpus as error:
+                yield document.failed(error)
+    except ValueError as error:
+        raise unreadable(Path(piece.path), f"behind record {number}: is not JSON: {error}", COPIED) from error
+
+
 def _read_lines(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     """Yield the lines that begin in the slice; the last one may end behind it."""
+    if piece.start == 0 and _is_array(piece.path):
+        yield from _read_records(piece, options)
+        return
     with opened(piece.path) as file:
         compressed = piece.path.lower().endswith(COMPRESSED)
         position = piece.start
@@ -160,14 +201,51 @@ def _json_document(line: Document, options: BuildOptions, piece: Slice) -> Docum
     try:
         record = orjson.loads(line.content)
     except orjson.JSONDecodeError as error:
-        raise line.unreadable(f"is not JSON: {error}", "was the copy interrupted?") from error
+        record = _lenient(line, error)
+        is_lenient = True
+    else:
+        is_lenient = False
+    document = _json_record(line, record, options, piece, is_lenient=is_lenient)
+    if any(isinstance(value, float) and abs(value) >= 1 << 63 for value in document.kept):
+        # orjson reads a whole number of more than 64 bits as a float.
+        document = document._replace(kept=kept_fields(json.loads(line.content), options.keep))
+    return document
+
+
+def _lenient(line: Document, strict: orjson.JSONDecodeError) -> Any:
+    """Return a record that is JSON as Python writes it: NaN, halves of surrogate pairs, a byte order mark."""
+    data: bytes = line.content.removeprefix(codecs.BOM_UTF8)
+    try:
+        return json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        what, remedy = f"is not JSON: {strict}", COPIED
+        if b"\0" in data and data.strip(b"\0\r\n\xff\xfe"):
+            what, remedy = "is not UTF-8, but UTF-16", _TO_UTF8
+        elif isinstance(error, UnicodeDecodeError):
+            remedy = _TO_UTF8
+        elif data.strip() in (b"{", b"["):
+            remedy = "a record is one line; write them so with jq -c . FILE"
+        elif data.endswith(b"\n") and b"\0" not in data:  # the line is whole
+            remedy = "mend or remove the line"
+        raise line.unreadable(what, remedy) from error
+
+
+def _json_record(
+    document: Document, record: Any, options: BuildOptions, piece: Slice, *, is_lenient: bool = True
+) -> Document:
     if not isinstance(record, dict):
-        raise line.unreadable(f"expected an object, got {line.content[:40]!r}")
+        raise document.unreadable(f"expected an object, got {document.content[:40] or record!r:.40}")
     name = field_of(piece, options)
-    if name not in record:
-        raise line.unreadable(*no_field(name, list(record), options))
-    content = _json_content(line, name, record[name], options)
-    document = line._replace(content=content, kept=kept_fields(record, options.keep))
+    try:
+        value = inner(record, name)
+    except KeyError:
+        raise document.unreadable(*no_field(name, list(record), options)) from None
+    content = _json_content(document, name, value, options)
+    kept = kept_fields(record, options.keep)
+    if is_lenient and (half := _HALF.search(json.dumps([value, kept], ensure_ascii=False))):
+        what = f"holds half a surrogate pair, {half[0]!a}, which is no character"
+        raise document.unreadable(what, "was a text cut between UTF-16 units? Replace it")
+    document = document._replace(content=content, kept=kept)
     fields = {field: _values(record.get(field)) for field in mask_fields(record, options)}
     return with_mask(document, fields, options) if fields else document
 
@@ -179,10 +257,17 @@ def _values(value: Any) -> list[Any] | None:
 
 
 def _json_content(line: Document, name: str, value: Any, options: BuildOptions) -> Any:
+    if options.chat is not None:
+        if value is None or (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
+            return value or ""
+        raise line.unreadable(f"expected a list of messages in {name!r}, got {value!r:.60}")
     if options.column is None:
         if value is None or isinstance(value, str):
             return value or ""
-        raise line.unreadable(f"expected text in {name!r}, got {value!r:.60}", IS_IDS.format(name))
+        remedy = IS_IDS.format(name) if isinstance(value, list) and {*map(type, value)} <= {int} else None
+        if isinstance(value, list) and any(isinstance(each, str) for each in value):
+            remedy = IS_SEVERAL
+        raise line.unreadable(f"expected text in {name!r}, got {value!r:.60}", remedy)
     # The types are looked at one by one, because NumPy would make 1 of True.
     if value is None or (isinstance(value, list) and set(map(type, value)) <= {int}):
         ids = np.array(value or [], None if value else np.uint32)

@@ -30,13 +30,13 @@ def refusal(path: Path, dtype: str | None = None) -> str:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("a.csv", "a CSV file, which is not served; save it as JSON lines or Parquet"),
+        ("a.csv", "a CSV file, which is not served; tokenize its text: corpus-server build "),
         ("a.npz", "a NumPy archive"),
         ("a.pt", "a torch file"),
         ("a.tar", "a tar archive, which is not served; unpack it"),
         ("a.BIN.ZST", "a file, compressed with Zstandard, .*cannot be mapped; decompress it: zstd -d"),
         ("a.bin.gz", "a file, compressed with gzip, .*decompress it: gunzip"),
-        ("a.jsonl.xz", "JSON lines, compressed with xz, .*decompress it: unxz"),
+        ("a.jsonl.xz", "JSON lines, compressed with xz, .*if it holds text, .*if it holds token ids, "),
         ("a.tar.gz", "a tar archive, compressed with gzip, .*decompress it: gunzip"),
         (
             "a.jsonl.zst",

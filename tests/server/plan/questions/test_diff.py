@@ -136,9 +136,33 @@ CASES: list[tuple[str, Plan, Plan, list[tuple[str, Any, Any]], int | None]] = [
 def test_fields_and_how_far_documents_tell_that_rows_are_equal(
     a: Plan, b: Plan, changes: list[tuple[str, Any, Any]], equal_steps: int | None
 ) -> None:
-    assert changed_fields(a, b) == [FieldChange(field=name, a=one, b=other) for name, one, other in changes]
-    assert changed_fields(b, a) == [FieldChange(field=name, a=other, b=one) for name, one, other in changes]
+    assert changed_fields(a, b) == [change(name, one, other) for name, one, other in changes]
+    assert changed_fields(b, a) == [change(name, other, one) for name, one, other in changes]
     assert count_equal_steps(a, b) == count_equal_steps(b, a) == equal_steps
+
+
+def change(name: str, a: Any, b: Any) -> FieldChange:
+    """Return a change of a field; of lists of ranges, with their numbers."""
+    if (isinstance(a, list) and name.partition(".")[2].startswith("exclude")) or name == "skip_steps":
+        return FieldChange(field=name, a=a, b=b, num_a=len(a), num_b=len(b))
+    return FieldChange(field=name, a=a, b=b)
+
+
+def test_of_many_ranges_and_fields_the_first_are_shown_with_their_number() -> None:
+    """A response of a megabyte must not take forty."""
+    ranges = [[3 * k, 3 * k + 1] for k in range(400_000)]
+    (found,) = changed_fields(plan(skip_steps=ranges), plan(skip_steps=[*ranges[5:], [2 * 10**6, 3 * 10**6]]))
+    assert found == FieldChange(
+        field="skip_steps", a=ranges[:5], b=[[2 * 10**6, 3 * 10**6]], num_a=5, num_b=1
+    )
+    (found,) = changed_fields(plan(skip_steps=ranges), plan())
+    assert (found.a, found.b, found.num_a, found.num_b) == (ranges[:100], [], 400_000, 0)
+    stages = [[stage(WEB, 10 * k, global_batch_size=size) for k in range(400)] for size in (4, 5)]
+    excluding = [{**each, "exclude": {"web": [[k, k + 1]]}} for k, each in enumerate(stages[1])]
+    more = [{**each, "mixture": {"web": 1, "code": 1}} for each in excluding]
+    fields = changed_fields(plan(*stages[0]), plan(*more))
+    assert len(fields) == 1001
+    assert fields[-1].field.endswith("more fields")
 
 
 @lru_cache(maxsize=8)

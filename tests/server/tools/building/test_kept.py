@@ -139,7 +139,7 @@ def test_fields_of_different_files_come_together(tmp_path: Path) -> None:
             "has no field 'nosuch', only 'n', 'text'; name fields that all files have",
         ),
         ("a.arrow", "nosuch", "a.arrow: has no field 'nosuch'"),
-        ("a.txt", "n", "a.txt: has no field 'n' to keep; keep fields of JSON lines, Parquet and Arrow files"),
+        ("a.txt", "n", "a.txt: has no field 'n' to keep; keep fields of JSON lines, CSV, Parquet"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(tmp_path: Path, name: str, keep: str, said: str) -> None:

@@ -77,7 +77,7 @@ def test_sources_keep_their_order_and_patterns_are_natural(tmp_path: Path) -> No
     [
         ("nothing.jsonl", "expected a file, a folder or a pattern, found nothing"),
         ("none*.jsonl", "expected a file, a folder or a pattern, found nothing"),
-        ("a.csv", r"a\.csv: is of no kind that can be read; known are \.txt, .* with --include '\*\.csv'"),
+        ("a.rst", r"a\.rst: is of no kind that can be read; known are \.txt, .* with --include '\*\.rst'"),
         ("a.parquet.gz", "is of no kind"),
         ("folder", "expected files of .* in the folder, found none"),
         ("empty.jsonl", "the sources are empty files"),
@@ -85,7 +85,7 @@ def test_sources_keep_their_order_and_patterns_are_natural(tmp_path: Path) -> No
 )
 def test_sources_that_give_nothing(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
-    for other in ("a.csv", "a.parquet.gz"):
+    for other in ("a.rst", "a.parquet.gz"):
         (tmp_path / other).write_text("x")
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(UnreadableCorpus, match=message):
