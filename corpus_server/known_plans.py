@@ -21,6 +21,9 @@ from corpus_server.read.apart import parse_apart
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.work import Budget, Jobs, shared
 
+LOOK_SECONDS = 0.1
+"""Between two looks at the tables of a plan; what is answered with tokens looks for itself."""
+
 MAX_PLANS = 1024
 MAX_BYTES = 128 * 2**20
 """Room for the longest chain of 64 sources, 80 MB, beside other plans."""
@@ -141,9 +144,16 @@ class KnownPlans:
         return bound
 
     def _allowed(self, plan_id: str, caller: Caller) -> BoundPlan | None:
-        """Return the plan if it is in memory; raise Forbidden if the caller may not read it."""
+        """Return the plan if it is in memory; raise Forbidden if the caller may not read it.
+
+        One whose tables were changed on the disk is forgotten: binding it again builds them anew.
+        """
         if (bound := self.in_memory(plan_id)) is not None:
             caller.check_read(bound.plan.sources)
+            if bound.has_changed_tables(since_seconds=LOOK_SECONDS):
+                with self._lock:
+                    self._plans.pop(plan_id, None)
+                return None
         return bound
 
     def _kept(

@@ -10,7 +10,7 @@ import numpy as np
 from corpus_server.answers.response import Format, Response, json_response, text_response
 from corpus_server.answers.service import Service
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.plan.rows import NO_SHARD
+from corpus_server.pieces import NO_SHARD
 from corpus_server.read import text
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import Reading, WindowReading, read_arrays

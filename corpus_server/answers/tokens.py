@@ -29,8 +29,8 @@ from corpus_server.answers.response import (
 )
 from corpus_server.answers.service import Service
 from corpus_server.errors import InvalidParameter
+from corpus_server.pieces import NO_SHARD
 from corpus_server.plan.document import INLINE_PLAN
-from corpus_server.plan.rows import NO_SHARD
 from corpus_server.read.beside import BESIDE, ROWS
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import Reading, WindowReading, num_bytes

@@ -70,6 +70,17 @@ def build(
     column: Annotated[
         str | None, typer.Option(help="Field or column that holds lists of token ids, instead of text.")
     ] = None,
+    chat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Field with conversations, rendered by the tokenizer's chat template; all but the turns of "
+            "the assistant is masked.",
+        ),
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="File of another template for --chat.", show_default=False)
+    ] = None,
     mask: Annotated[
         str | None,
         typer.Option(
@@ -151,6 +162,8 @@ def build(
         shard_tokens=shard_tokens,
         keep=split_names("keep", keep) or (),
         mask=split_names("mask", mask) or (),
+        chat=chat,
+        chat_template=chat_template,
         cut_texts=cut_texts,
         on_error=on_error,
     )

@@ -107,10 +107,11 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
             "num_tokens_dropped": corpus.num_tokens - used,
         }
     if corpus.tokenizer is not None and corpus.num_tokens:
-        number, first, stop = corpus.locate_range(0, min(_SHOWN_TOKENS, corpus.num_tokens))[0]
+        begin, end = np.array([0]), np.array([min(_SHOWN_TOKENS, corpus.num_tokens)])
+        number, first, count = corpus.pieces(begin, end).places[0].tolist()
         shard = corpus.shards[number]
         # Not through the map: a shard in an object store is mapped only once it is staged.
-        start = shard.read_data(first * shard.dtype.itemsize, (stop - first) * shard.dtype.itemsize)
+        start = shard.read_data(first * shard.dtype.itemsize, count * shard.dtype.itemsize)
         try:
             inspected["text"] = decode(corpus, np.frombuffer(start, shard.dtype).tolist())
         except TextUnavailable as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate
@@ -26,6 +26,7 @@ from corpus_server.corpus.shards import Shard, contents, open_runs
 from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnknownDocument
+from corpus_server.pieces import Pieces, split
 
 _MAX_OPEN_FILES = 1 << 20
 
@@ -156,8 +157,8 @@ class Corpus(Closing):
                 self._metadata = DocumentTable(self.metadata_paths, self.num_documents, self._open_file)
             return self._metadata
 
-    def locate_range(self, start: int, count: int) -> list[tuple[int, int, int]]:
-        """Return the pieces of tokens [start, start + count): (shard number, start, stop in the shard)."""
+    def check_range(self, start: int, count: int) -> None:
+        """Raise InvalidParameter unless tokens [start, start + count) lie in the corpus."""
         if start < 0 or count < 0 or start + count > self.num_tokens:
             raise InvalidParameter(
                 f"start + count must be at most {self.num_tokens}, the tokens of corpus {self.name!r}, "
@@ -166,10 +167,14 @@ class Corpus(Closing):
                 received=count,
                 accepted=f"start + count <= {self.num_tokens}",
             )
-        return self._pieces_of(start, start + count)
 
-    def _pieces_of(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        return list(_pieces(self.starts, start, stop))
+    def shards_of(self, start: int, stop: int) -> Sequence[Shard]:
+        """Return the shards that hold tokens [start, stop), of a view those of its corpus."""
+        return self.shards[bisect_right(self.starts, start) - 1 : bisect_left(self.starts, stop)]
+
+    def pieces(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Pieces:
+        """Return where ranges of tokens of the corpus lie, `(k,)` each: a row for each range."""
+        return split(np.array(self.starts), starts, stops)
 
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of a document, corpus-wide.
@@ -297,21 +302,14 @@ def cut_shards(shards: Sequence[Shard], token_range: tuple[int, int]) -> list[Sh
     if token_range[1] > starts[-1]:
         accepted = f"within the {starts[-1]} tokens of the files"
         raise InvalidParameter.expected("token_range", accepted, list(token_range))
-    pieces = {number: piece for number, *piece in _pieces(starts, *token_range)}
+    places = split(np.array(starts), *(np.array([each]) for each in token_range)).places.tolist()
+    pieces = {number: (start, start + count) for number, start, count in places}
     for number, shard in enumerate(shards):
         if number in pieces:
             shard.cut(*pieces[number])
         else:
             shard.close()
     return [shards[number] for number in pieces]
-
-
-def _pieces(starts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield which shards hold tokens [start, stop): (shard number, start, stop in the shard)."""
-    for number in range(bisect_right(starts, start) - 1, bisect_left(starts, stop)):
-        base, end = starts[number], min(stop, starts[number + 1])
-        if (first := max(start, base)) < end:  # not for an empty shard
-            yield number, first - base, end - base
 
 
 def _allow_open_files() -> None:

@@ -182,7 +182,8 @@ def open_runs(
         for run in runs:
             run.eot, stop = eot, start + run.num_tokens
             if documents is not None:
-                run.documents = documents if len(runs) == 1 else CutDocuments(documents, start, stop)
+                is_whole = len(runs) == 1
+                run.documents = documents if is_whole else CutDocuments(documents, start, stop, is_run=True)
             start = stop
         if masks and (mask := find_mask(path)) is not None:
             _open_mask(mask, runs, open_file)

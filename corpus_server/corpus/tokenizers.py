@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -43,10 +44,19 @@ _EOT_TEXTS: Final = (
     *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
     *("<|eos|>", "[EOS]"),
 )
-# Files that `save_pretrained` of transformers writes beside a tokenizer, and that name its special tokens.
-_BESIDE: Final = ("tokenizer_config.json", "special_tokens_map.json")
+_NAMES_TOKENS: Final = ("tokenizer_config.json", "special_tokens_map.json")
+CHAT_TEMPLATE: Final = "chat_template.jinja"
+BESIDE: Final = (*_NAMES_TOKENS, CHAT_TEMPLATE)
+"""Files that `save_pretrained` of transformers writes beside a tokenizer, and that `build` reads."""
 
 _RENAMED: Final = "\ufdd0"  # Unicode's promise: never a character, so no text has a name that begins with it
+
+
+class Marked(NamedTuple):
+    """Tokens and where they come from."""
+
+    ids: TokenArray
+    offsets: np.ndarray[tuple[int, int], np.dtype[np.int64]]  # first character of each, and behind its last
 
 
 class Tokenizer(Protocol):
@@ -81,10 +91,19 @@ class Tokenizer(Protocol):
     def dropped(self, text: str) -> str:
         """Return the characters of a text, but for white space, that are in none of its tokens."""
 
+    def encode_marked_up(self, text: str) -> Marked | None:
+        """Return the tokens of a text in which the names of special tokens are those tokens, as in a chat.
+
+        None for kinds that do not say which characters a token is made of.
+        """
+
+    def find_special(self, text: str) -> str | None:
+        """Return the name of a special token that is in a text; None if there is none."""
+
 
 def eot_beside(path: Path) -> tuple[str, str] | None:
     """Return what a file beside a tokenizer calls the end of text, and the file's name; None if none does."""
-    for name in _BESIDE:
+    for name in _NAMES_TOKENS:
         try:
             token = parse_json(read_regular(path.with_name(name)))["eos_token"]
         except (OSError, ValueError, KeyError, TypeError):  # a side file: the tokenizer works without it
@@ -154,6 +173,12 @@ class _Defaults:
 
     def dropped(self, text: str) -> str:
         return ""
+
+    def encode_marked_up(self, text: str) -> Marked | None:
+        return None
+
+    def find_special(self, text: str) -> str | None:
+        return None
 
 
 class _Bytes(_Defaults):
@@ -239,6 +264,26 @@ class _HuggingFace:
         if (pre_tokenizer := self._inner.pre_tokenizer) is not None:
             text = "".join(word for word, _ in pre_tokenizer.pre_tokenize_str(text))
         return "".join(each for each in text if each not in known and not each.isspace())
+
+    def encode_marked_up(self, text: str) -> Marked | None:
+        encoded = self._markup.encode(text, add_special_tokens=False)
+        offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2)
+        return Marked(np.array(encoded.ids, np.uint32), offsets)
+
+    @cached_property
+    def _markup(self) -> Any:
+        opened = self._opened(self._inner.to_str().encode())
+        opened.encode_special_tokens = False
+        return opened
+
+    def find_special(self, text: str) -> str | None:
+        found = self._special.search(text)
+        return None if found is None else found[0]
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        added = self._inner.get_added_tokens_decoder().values()
+        return re.compile("|".join(re.escape(each.content) for each in added if each.special) or r"(?!)")
 
     @cached_property
     def _characters(self) -> frozenset[str] | None:

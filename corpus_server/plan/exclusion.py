@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.pieces import expanded
 from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
 from corpus_server.plan.ranges import Ranges
 
@@ -69,8 +70,7 @@ class Pools(NamedTuple):
             return np.flatnonzero(np.diff(units.num_inside_below(self.first)))
         low = self.first.searchsorted(units.starts, side="right") - 1
         num_pools = self.first.searchsorted(units.stops - np.uint64(1), side="right") - low
-        before = num_pools.cumsum() - num_pools
-        return np.unique(np.arange(num_pools.sum()) + np.repeat(low - before, num_pools))
+        return np.unique(expanded(low, num_pools)[1])
 
     @property
     def first_unit(self) -> UInt64Array:

@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.pieces import Pieces
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces
 
 
 class Origins(Protocol):
@@ -24,7 +24,7 @@ class Origins(Protocol):
 
     num_tokens: tuple[int, ...]
 
-    def resolve(self, pieces: Pieces) -> Pieces:
+    def resolve(self, rows: Pieces) -> Pieces:
         """Return rows of pieces in the corpora's shards for those of pieces in the views'."""
 
     def ranges(self, source: int, given: Ranges) -> Ranges:

@@ -21,24 +21,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.pieces import Pieces
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
 from corpus_server.plan.ranges import Ranges
 from corpus_server.work import Budget
 
 UInt64Array = NDArray[np.uint64]
+Positions = UInt64Array
+"""Places of a source in a run, `(k,)`: ascending ones are ascending steps and rows of the global batch."""
+Epochs = UInt64Array
+"""Passes over a source, `(k,)`: position p of a source with n rows lies in epoch p // n ..."""
+Offsets = UInt64Array
+"""... at offset p % n, `(k,)`."""
+RowNumbers = UInt64Array
+"""Rows, `(k,)`: an order numbers those of each source from 0, all others through the sources."""
+UnitNumbers = UInt64Array
+"""Units of rows, `(k,)`, through the sources: windows, pieces of documents, samples."""
 Source = NDArray[np.intp] | int
 """The source of each of k rows, `(k,)`, or one for all."""
-Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""`(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each of k rows,
-then their number."""
-NO_SHARD: Final = -1
-"""Stands for a shard's number in a piece of no shard: its start is a token id, which comes `tokens` times."""
 
 
 class Rows(ABC):
@@ -69,49 +74,39 @@ class Rows(ABC):
 
     @abstractmethod
     def pieces(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
     ) -> Pieces:
         """Return what rows consist of, in these epochs of their sources: `(k,)` each.
 
         Each row has a piece at least. A piece of no token is a place that an exclusion left empty.
         """
 
-    def places(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
-    ) -> NDArray[np.int64]:
-        """Return where rows lie that are one piece each: `(k, 2) int64`, shard number and start token.
+    def shards(
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return which shards rows read: `(m,)` each, a shard, and the row among those given; pairs once."""
+        if self.shard_row is None:
+            pieces = self.pieces(sources, rows, epochs, exclusion)
+            pairs = np.unique(np.stack((pieces.each_once(), pieces.places[:, 0]), axis=1), axis=0)
+            return pairs[:, 1], pairs[:, 0]
+        if exclusion is not None and self.is_window:
+            rows = exclusion.substitute(rows, epochs)  # of other rows what stands in lies in the same shard
+        return self.shard_row.searchsorted(rows, side="right") - 1, np.arange(rows.size)
 
-        Raises:
-            InvalidParameter: a row has no one place.
-        """
-        raise no_places(self.name)
-
-    def costs(self, sources: Source, rows: UInt64Array) -> NDArray[np.int64]:
+    def costs(self, sources: Source, rows: RowNumbers) -> NDArray[np.int64]:
         """Return what attention within the documents of rows costs, `(k,)`: tokens squared, of each piece.
 
         The same in every epoch, whatever is excluded. Needed of layouts that can balance ranks.
         """
         raise NotImplementedError(f"{self.name} have no costs")
 
-    @abstractmethod
-    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
-        """Return the units, ascending, that hold a token of [start, stop) of a source.
-
-        Raises:
-            AnswerTooLarge: they are more than the question may compute.
-        """
-
-    def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def holders(self, source: int, units: UnitNumbers, epochs: Epochs) -> RowNumbers:
         """Return the rows that hold units of a source in epochs, `(k,)` or `(1,)`."""
         return units
 
-    def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
-        """Return the units that hold a token of a source in some ranges: `(k, 2)`, half-open ranges.
-
-        Raises:
-            InvalidPlan: no unit can be excluded.
-        """
-        raise InvalidPlan(f"{self.name} cannot carry exclude: none of its rows has a substitute")
+    @abstractmethod
+    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
+        """Return the units that hold a token of a source in some ranges: `(k, 2)`, half-open ranges."""
 
     def exclusion(self, units: Ranges, keys: UInt64Array, groups: Grouped | None) -> Exclusion:
         """Return what replaces excluded units.
@@ -185,31 +180,23 @@ class Windows(Rows):
 
     def locate(self, windows: UInt64Array) -> NDArray[np.int64]:
         """Return where `(k,)` windows lie: `(k, 2) int64`, shard number and start token in it."""
-        shards = self.shard_window.searchsorted(windows, side="right") - 1
-        located = np.empty((len(windows), 2), dtype=np.int64)
-        located[:, 0] = shards
-        located[:, 1] = (windows - self.shard_window[shards]) * np.uint64(self.stride)
-        return located
+        return self._pieces(windows).places[:, :2]
 
-    def places(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
-    ) -> NDArray[np.int64]:
-        """See `Rows.places`."""
-        return self.locate(rows if exclusion is None else exclusion.substitute(rows, epochs))
+    def _pieces(self, windows: UInt64Array) -> Pieces:
+        shards = self.shard_window.searchsorted(windows, side="right") - 1
+        places = np.empty((len(windows), 3), dtype=np.int64)
+        places[:, 0] = shards
+        places[:, 1] = (windows - self.shard_window[shards]) * np.uint64(self.stride)
+        places[:, 2] = self.seq_len + 1
+        return Pieces(places, np.arange(len(windows) + 1))
 
     def pieces(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
     ) -> Pieces:
         """See `Rows.pieces`: one each."""
-        return as_pieces(self.places(sources, rows, epochs, exclusion), self.seq_len + 1)
+        return self._pieces(rows if exclusion is None else exclusion.substitute(rows, epochs))
 
-    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
-        """See `Rows.touching`."""
-        low, high = self.within(source, Ranges([[start, stop]]))[0]
-        check_number(int(high - low), budget)
-        return np.arange(low, high, dtype=np.uint64)
-
-    def within(self, source: int, ranges: Ranges) -> UInt64Array:
+    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
         """See `Rows.within`."""
         first = self.first_token[source]
         return self.holding(first + ranges.starts, first + ranges.stops)
@@ -249,60 +236,3 @@ class Windows(Rows):
                 begin, last_begin = ((at - origin) * self.stride for at in (low, high - 1))
                 found.append((shard, begin, last_begin + self.seq_len + 1))
         return found
-
-
-def no_places(name: str) -> InvalidParameter:
-    """Return the error for rows that are no windows of a shard."""
-    return InvalidParameter(
-        f"a row of {name} joins pieces of several documents, so no shard and start token say where it lies; "
-        "ask for its pieces",
-        parameter="plan",
-        accepted="plans whose rows are windows",
-    )
-
-
-def as_pieces(located: NDArray[np.int64], length: int) -> Pieces:
-    """Return rows of one piece each, `(k, 2)` shard number and start token, with their lengths."""
-    pieces = np.hstack((located, np.full((len(located), 1), length)))
-    return pieces, np.arange(len(located) + 1)
-
-
-def joined(parts: Sequence[Pieces]) -> Pieces:
-    """Return rows one part after another."""
-    if len(parts) == 1:
-        return parts[0]
-    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(borders) for _, borders in parts)])
-    return np.concatenate([np.empty((0, 3), np.int64), *(pieces for pieces, _ in parts)]), counts.cumsum()
-
-
-def without_empty(rows: Pieces) -> Pieces:
-    """Return rows without pieces of no token; of a row of nothing else the first one stays."""
-    pieces, borders = rows
-    counts = pieces[:, 2]
-    if counts.all():
-        return rows
-    of = np.repeat(np.arange(len(borders) - 1), np.diff(borders))
-    kept = counts > 0
-    kept[borders[:-1]] |= np.bincount(of, weights=counts, minlength=len(borders) - 1) == 0
-    return pieces[kept], np.concatenate(([0], kept.cumsum()))[borders]
-
-
-def end_rows(pieces: Pieces, length: int, token: NDArray[np.integer] | int) -> Pieces:
-    """Return rows of `length` tokens: those that have fewer end with a piece of `NO_SHARD`.
-
-    Args:
-        token: id that fills the end of each row, `(k,)`, or of all.
-    """
-    found, borders = pieces
-    num_tokens = np.concatenate(([0], found[:, 2].cumsum()))[borders]
-    missing = length - np.diff(num_tokens)
-    short = np.flatnonzero(missing)
-    ids = np.broadcast_to(np.asarray(token, dtype=np.int64), missing.shape)
-    ends = np.stack((np.full_like(short, NO_SHARD), ids[short], missing[short]), axis=1)
-    ended = np.insert(found, borders[short + 1], ends, axis=0)
-    return ended, borders + np.concatenate(([0], (missing > 0).cumsum()))
-
-
-def check_number(number: int, budget: Budget) -> None:
-    """Refuse a look-up that goes through too many units, before they are computed."""
-    budget.check(rows=number, parameter="stop", remedy="ask for fewer tokens")

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.pieces import Pieces
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
@@ -36,8 +37,18 @@ from corpus_server.plan.origins import Origins
 from corpus_server.plan.part import check_part
 from corpus_server.plan.permutation import MAX_SIZE, stream_key
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, joined, no_places
+from corpus_server.plan.rows import (
+    Epochs,
+    Positions,
+    RowNumbers,
+    Rows,
+    Source,
+    UInt64Array,
+    UnitNumbers,
+    Windows,
+)
 from corpus_server.plan.timeline import PlacedStage, Timeline
+from corpus_server.work import Budget
 
 VIEW_COST = 32
 """What a piece of a view costs, in pieces of a corpus."""
@@ -161,31 +172,13 @@ class Sampler:
         return check_part(self.timeline, step, count=count, rank=rank, world_size=world_size)
 
     def locate(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
-        """Return where the rows of a rank slice, checked by `check_part`, of consecutive training steps lie.
+        """Return where the windows of a rank slice, checked by `check_part`, of consecutive steps lie.
 
         `(count, rows, 2) int64`: shard number over the plan's shard list, start token in the shard.
         """
         rows = self.check_part(step, count=count, rank=rank, world_size=world_size)
-        return self.locate_rows(step, range(rank * rows, (rank + 1) * rows), count=count)
-
-    def locate_rows(self, step: int, rows: range, *, count: int = 1) -> NDArray[np.int64]:
-        """Return where consecutive rows of the global batch lie, the same rows of each of some steps.
-
-        `(count, len(rows), 2) int64`, as `locate` does. `check_part` must have allowed `step` and `count`.
-
-        Raises:
-            InvalidParameter: a row has no one place.
-        """
-        if self.origins is not None:
-            raise no_places("a view")
-        parts = self._rows(step, rows, count)
-        places = [self.rows.places(*part) for part in parts]
-        located = places[0] if len(places) == 1 else np.concatenate(places)
-        located = located.reshape(count, len(rows), 2)
-        placed = self.timeline.stage_at(self.timeline.plan_step(step))
-        if placed.num_parts > 1:
-            located[..., 1] += np.arange(rows.start, rows.stop) % placed.num_parts * placed.seq_len
-        return located
+        pieces = self.pieces(step, range(rank * rows, (rank + 1) * rows), count=count)
+        return pieces.places[:, :2].reshape(count, rows, 2)
 
     def row_numbers(self, step: int, places: range, *, count: int = 1, world_size: int = 1) -> UInt64Array:
         """Return the rows of the global batch at places, the same places of each of some steps.
@@ -215,19 +208,31 @@ class Sampler:
         Args:
             places: rows of the global batch, unless `world_size` is given; see `row_numbers`.
 
-        Returns:
-            `(p, 3) int64`: shard number, start token, tokens; and `(k + 1,) int64`: the first piece of each
-            of the k rows, then their number. In most plans each row is one piece, its window.
+        In most plans each row is one piece, its window.
         """
-        pieces, borders = joined(
+        found = Pieces.joined(
             [self.rows.pieces(*part) for part in self._rows(step, places, count, world_size)]
         )
         placed = self.timeline.stage_at(self.timeline.plan_step(step))
         if placed.num_parts > 1:  # so each row is a part of a window
             parts = np.arange(places.start, places.stop) % placed.num_parts
-            pieces[:, 1] += np.tile(parts * placed.seq_len, count)
-            pieces[:, 2] = placed.seq_len + 1
-        return self.resolved((pieces, borders))
+            found.places[:, 1] += np.tile(parts * placed.seq_len, count)
+            found.places[:, 2] = placed.seq_len + 1
+        return self.resolved(found)
+
+    def shards(
+        self, step: int, places: range, *, count: int = 1
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return which shards rows of the global batch read, the same rows of each of some steps.
+
+        `(m,)` each, by row: the row, numbered through the steps, and a shard of it, each pair once.
+        """
+        found, first = [], 0
+        for sources, rows, epochs, exclusion in self._rows(step, places, count):
+            shards, of = self.rows.shards(sources, rows, epochs, exclusion)
+            found.append((of + first, shards))
+            first += rows.size
+        return tuple(map(np.concatenate, zip(*found, strict=True)))  # type: ignore[return-value]
 
     def resolved(self, pieces: Pieces) -> Pieces:
         """Return rows of pieces of the sources as pieces of shards, which they are unless of a view."""
@@ -252,7 +257,7 @@ class Sampler:
             else self.origins.num_tokens[source]
         )
 
-    def pieces_at(self, source: int, positions: UInt64Array) -> Pieces:
+    def pieces_at(self, source: int, positions: Positions) -> Pieces:
         """Return what the rows at ascending positions of a source are made of, as the stages exclude.
 
         Of windows that a stage reads in parts, whole ones. Shards and tokens are those of the sources, see
@@ -261,9 +266,9 @@ class Sampler:
         numbers, found = self.timeline.stage_numbers(source, positions), []
         for number, here in grouped(numbers):
             found.append(
-                self.rows.pieces(source, *self.windows_at(source, positions[here]), self.exclusion_at(number))
+                self.rows.pieces(source, *self.rows_at(source, positions[here]), self.exclusion_at(number))
             )
-        return joined(found)
+        return Pieces.joined(found)
 
     def pieces_of(self, source: int, rows: UInt64Array) -> Pieces:
         """Return what the n-th rows, ascending, that training takes from a source are made of.
@@ -271,13 +276,13 @@ class Sampler:
         Rows of skipped steps count. Shards and tokens are those of the sources, see `resolved`.
         """
         positions, parts, seq_lens = self.timeline.windows_of(source, rows)
-        pieces, borders = self.pieces_at(source, positions)
+        found = self.pieces_at(source, positions)
         if (seq_lens != self.plan.seq_len).any():  # only windows are read in parts, so each row is one piece
-            pieces[:, 1] += parts * seq_lens
-            pieces[:, 2] = seq_lens + 1
-        return pieces, borders
+            found.places[:, 1] += parts * seq_lens
+            found.places[:, 2] = seq_lens + 1
+        return found
 
-    def windows_at(self, source: Source, positions: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
+    def rows_at(self, source: Source, positions: Positions) -> tuple[RowNumbers, Epochs]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.
 
         Args:
@@ -288,10 +293,10 @@ class Sampler:
             epochs, offsets = np.divmod(positions, self.rows.num_rows[source])
         else:
             epochs, offsets = np.zeros_like(positions), positions
-        found = self.arrangement.windows(source, epochs, offsets)
+        found = self.arrangement.rows_at(source, epochs, offsets)
         return found + self.rows.first_row[source], epochs
 
-    def positions_of(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def positions_of(self, source: int, units: UnitNumbers, epochs: Epochs) -> Positions:
         """Return the positions whose rows hold units of a source, if nothing is excluded.
 
         Args:
@@ -302,8 +307,8 @@ class Sampler:
             InvalidParameter: the order has no epochs, so there is nothing to invert.
         """
         rows = self.rows.holders(source, units, epochs) - self.rows.first_row[source]
-        offsets = self.arrangement.offsets(source, epochs, rows)
-        positions: UInt64Array = offsets + epochs * self.rows.num_rows[source]
+        offsets = self.arrangement.offsets_of(source, epochs, rows)
+        positions: Positions = offsets + epochs * self.rows.num_rows[source]
         return positions
 
     def num_positions(self, source: int, epochs: int) -> int:
@@ -356,7 +361,7 @@ class Sampler:
             (first[:, None] + within // np.uint64(placed.num_parts)).reshape(-1)
         )
         source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
-        numbers, epochs = self.windows_at(source, given + placed.positions[source])
+        numbers, epochs = self.rows_at(source, given + placed.positions[source])
         return _Chosen(source, numbers, epochs, self.exclusion_at(placed.number))
 
     def _exclusions(self, parent: Sampler | None) -> list[tuple[range, Exclusion]]:
@@ -378,7 +383,7 @@ class Sampler:
                         accepted=f"at most {most}",
                     )
                 if (own := self.own_ranges(source, ranges)).total:
-                    touching.append(self.rows.within(source, own))
+                    touching.append(self.rows.within(source, own, Budget()))
             before = found[-1][1].units if found else Ranges()
             if touching and (units := before.union(Ranges(np.concatenate(touching)))):
                 found.append((first, self.rows.exclusion(units, keys, self.groups)))

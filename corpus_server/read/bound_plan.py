@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +17,11 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import Shard, contents
 from corpus_server.errors import InvalidPlan
+from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.document import MAX_STAGES
 from corpus_server.plan.exclusion import Exclusion
-from corpus_server.plan.rows import Pieces, Windows, end_rows, without_empty
+from corpus_server.plan.rows import Windows
 from corpus_server.plan.stage_log import StageLog
 from corpus_server.plan.tabled import Table
 from corpus_server.read.gather import Gatherer
@@ -59,6 +62,8 @@ class InUse(Protocol):
     num_bytes: int
 
     def __hash__(self) -> int: ...
+
+    def is_changed(self) -> bool: ...  # noqa: D102
 
 
 class ShardList:
@@ -103,7 +108,7 @@ class ShardList:
     @cached_property
     def masks(self) -> MaskGatherer:
         """Rows to their loss masks."""
-        return MaskGatherer(self.gatherer.shards, reads_ahead=self._reads_ahead)
+        return MaskGatherer([shard for _, shard in self.shards], reads_ahead=self._reads_ahead)
 
     def windows(self, seq_len: int, stride: int) -> Windows:
         """Return the windows of these shards: one object for all plans of these lengths."""
@@ -149,7 +154,8 @@ class BoundPlan:
         self.source_of_shard = opened.source_of_shard
         self.has_masks = any(corpus.num_masks for corpus in opened.corpora.values())
         self.token_bytes = self.dtype.itemsize + self.has_masks
-        self._opened = opened
+        self._opened, self._tables = opened, tables
+        self._looked_at, self._is_changed = -math.inf, False
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler: Sampler = Sampler(
             plan,
@@ -177,6 +183,17 @@ class BoundPlan:
             *exclusions,
             *tables,
         )
+
+    def has_changed_tables(self, *, since_seconds: float = 0.0) -> bool:
+        """Tell whether a table that its rows follow from was written since it was mapped.
+
+        A look takes up to 0.1 ms a table. A response looks after its rows were located; who looks before that
+        may rely on a look of some time ago, and whatever was found stays.
+        """
+        if self._tables and not self._is_changed and time.monotonic() - self._looked_at >= since_seconds:
+            self._is_changed = any(table.is_changed() for table in self._tables)
+            self._looked_at = time.monotonic()
+        return self._is_changed
 
     def source_of(self, step: int) -> Source:
         """Return whose tokens a training step holds."""
@@ -208,8 +225,9 @@ class BoundPlan:
         found = self.sampler.pieces(step, places, count=count, world_size=world_size)
         if not self.plan.rows.fills_ends:
             return found
-        pieces, borders = found = without_empty(found)
-        return end_rows(found, self.sampler.seq_len(step) + 1, self._opened.eots[pieces[borders[:-1], 0]])
+        found = found.without_empty()
+        eots = self._opened.eots[found.places[found.borders[:-1], 0]]
+        return found.ended(self.sampler.seq_len(step) + 1, eots)
 
     def describe(self, parent: BoundPlan | None = None) -> dict[str, Any]:
         """Describe the plan over these corpora: sources, stages, shard list.

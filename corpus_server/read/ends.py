@@ -6,9 +6,11 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.views import View
+from corpus_server.corpus.views.view import document_chunks
 from corpus_server.errors import InvalidPlan
 from corpus_server.read.gather import Gatherer
 from corpus_server.work import Budget
@@ -28,9 +30,14 @@ def check_ends(corpus: Corpus, budget: Budget) -> None:
     remedy = "name it: corpus-server serve PATH,eot=ID"
     if corpus.eot is None:
         raise _refused(f"corpus {corpus.name!r} has no known end-of-text id", remedy)
-    is_chosen = corpus.is_chosen() if isinstance(corpus, View) else True
-    corpus = corpus.base
-    starts, lengths = corpus.sequences()
+    view, corpus = corpus, corpus.base
+    is_chosen: NDArray[np.bool_] | bool = True
+    if not isinstance(view, View):
+        starts, lengths = corpus.sequences()
+    else:  # of which a document may be several sequences
+        edges = [edges for _, edges in document_chunks(corpus)]
+        starts = np.concatenate([np.empty(0, np.int64), *(each[:-1] for each in edges)])
+        lengths, is_chosen = np.concatenate([np.empty(0, np.int64), *map(np.diff, edges)]), view.is_chosen()
     ends = starts + lengths
     # A document may be cut where its shard ends.
     checked = (lengths > 1) & is_chosen

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats.masks import MASK_DTYPE
-from corpus_server.errors import InvalidParameter
-from corpus_server.plan.rows import Pieces
+from corpus_server.errors import InvalidParameter, StateUnavailable
+from corpus_server.pieces import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import Gatherer, Selection
-from corpus_server.read.pieces import PieceSelection
 from corpus_server.work import Budget
 
 MAX_LOCATED_ROWS = 4096
@@ -38,7 +37,8 @@ BLOCK_ROWS = 1024
 """Rows that are located together for small requests; half as many bring a tenth less."""
 
 MAX_BLOCKS = 512
-"""Blocks that are kept, those used last: 6 MB."""
+MAX_BLOCK_BYTES = 6 << 20
+"""Blocks that are kept, those used last, and their bytes."""
 
 PIECE_BYTES = 896 * 1024
 """Bytes gathered, hashed and sent at once: together with what else a thread touches they stay in 1 MiB of L2
@@ -140,15 +140,25 @@ class WindowReading:
         if self._located is None or first not in self._located[0]:
             group, step, places, count = self._group(first)
             began = time.monotonic()
-            selection, number = select(
-                self.bound, step, places, count, world_size=self._world_size, masks=self._masks
-            )
+            try:
+                selection, number = select(
+                    self.bound, step, places, count, world_size=self._world_size, masks=self._masks
+                )
+            except (ArithmeticError, LookupError, ValueError):  # of numbers that fit nothing
+                self._check_tables()
+                raise
             self._budget.locate_seconds += time.monotonic() - began
+            self._check_tables()
             selection.check_unchanged(slice(number, number + len(group)))
             self._located = group, selection, number
         group, selection, number = self._located
         begin = number + first - group.start
         return selection, slice(begin, begin + min(num_units, group.stop - first))
+
+    def _check_tables(self) -> None:
+        """Raise StateUnavailable if the rows may have been looked up in a table that was changed."""
+        if self.bound.has_changed_tables():
+            raise StateUnavailable("a table of the plan was changed in the state folder; it is built again")
 
     def pieces(self) -> Iterator[Pieces]:
         """Yield what the rows are made of, a group of rows at a time; windows are one piece each."""
@@ -174,8 +184,43 @@ class WindowReading:
         return range(start, start + count * number), self._step + step, wanted, count
 
 
-_blocks: OrderedDict[tuple[object, ...], Selection | None] = OrderedDict()
-_lock = threading.Lock()
+class _Blocks:
+    """Blocks of rows that were located together, those used last, up to a number of bytes; thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._kept: OrderedDict[tuple[object, ...], Selection | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, key: tuple[object, ...]) -> tuple[bool, Selection | None]:
+        """Return whether somebody has asked for a block before, and the block if it was located since."""
+        with self._lock:
+            was_asked, block = key in self._kept, self._kept.pop(key, None)
+            self._keep(key, block)
+            return was_asked, block
+
+    def put(self, key: tuple[object, ...], block: Selection) -> None:
+        """Keep a block."""
+        with self._lock:
+            if (before := self._kept.pop(key, None)) is not None:
+                self._num_bytes -= before.num_bytes
+            self._num_bytes += block.num_bytes
+            self._keep(key, block)
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._kept.clear()
+            self._num_bytes = 0
+
+    def _keep(self, key: tuple[object, ...], block: Selection | None) -> None:
+        self._kept[key] = block
+        while self._num_bytes > self._max_bytes or len(self._kept) > MAX_BLOCKS:
+            _, oldest = self._kept.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes if oldest is not None else 0
+
+
+_blocks = _Blocks(MAX_BLOCK_BYTES)
 
 
 def select(
@@ -192,29 +237,24 @@ def select(
 
     `Sampler.check_part` must have allowed `step` and `count`. The others: see `select_alone`.
     """
-    size = BLOCK_ROWS // (len(rows) * count) * count
-    # Rows of pieces are located alone: those of a block would take more memory than they save time.
-    if size <= count or not bound.sampler.is_window:
-        return select_alone(bound, step, rows, count, world_size=world_size, masks=masks), 0
+    options: dict[str, Any] = {"world_size": world_size, "masks": masks}
+    most = BLOCK_ROWS if bound.sampler.is_window else min(BLOCK_ROWS, _LOCATED_TOKENS // bound.plan.seq_len)
+    size = most // (bound.sampler.num_located(len(rows), world_size) * count) * count
+    if size <= count:
+        return select_alone(bound, step, rows, count, **options), 0
     first = step - step % size
     # By the plan's key and not by the plan, which may be large and must not be kept alive.
-    key = (bound.key, masks, first, size, rows.start, rows.stop)
-    with _lock:
-        was_asked, block = key in _blocks, _blocks.get(key)
-        _blocks[key] = block
-        _blocks.move_to_end(key)
-        if len(_blocks) > MAX_BLOCKS:
-            _blocks.popitem(last=False)
+    key = (bound.key, masks, world_size, first, size, rows.start, rows.stop)
+    was_asked, block = _blocks.find(key)
     if block is None and was_asked:
         try:
             bound.sampler.check_part(first, count=size)
         except InvalidParameter:  # a stage ends within the block, or the steps end
-            return select_alone(bound, step, rows, count, masks=masks), 0
-        block = select_alone(bound, first, rows, size, masks=masks)
-        with _lock:
-            _blocks[key] = block
+            return select_alone(bound, step, rows, count, **options), 0
+        block = select_alone(bound, first, rows, size, **options)
+        _blocks.put(key, block)
     if block is None or step + count > first + size:
-        return select_alone(bound, step, rows, count, masks=masks), 0
+        return select_alone(bound, step, rows, count, **options), 0
     return block, (step - first) * len(rows)
 
 
@@ -225,13 +265,8 @@ def select_alone(
 
     rows: with a `world_size`, places; see `Sampler.row_numbers`.
     """
-    sampler = bound.sampler
     gatherer, dtype = (bound.masks, MASK_DTYPE) if masks else (bound.gatherer, bound.dtype)
-    if not sampler.is_window:
-        pieces, borders = bound.pieces(step, rows, count=count, world_size=world_size)
-        return PieceSelection(gatherer, (bound.masks.places_of(pieces) if masks else pieces, borders), dtype)
-    located = sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
-    return gatherer.select(located, sampler.seq_len(step) + 1, dtype)
+    return gatherer.select_rows(bound.pieces(step, rows, count=count, world_size=world_size), dtype)
 
 
 class RangeReading:
@@ -240,7 +275,7 @@ class RangeReading:
     unit_tokens = 1
 
     def __init__(self, corpus: Corpus, gatherer: Gatherer, *, start: int, stop: int) -> None:
-        corpus.locate_range(start, stop - start)  # refuses what lies outside
+        corpus.check_range(start, stop - start)
         self._corpus = corpus
         self._gatherer = gatherer
         self._start = start
@@ -250,11 +285,11 @@ class RangeReading:
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return tokens from `first` on: `(num_units,)`."""
-        parts = [
-            self._gatherer.gather(np.array([[shard, start]], dtype=np.int64), stop - start, self.dtype)[0]
-            for shard, start, stop in self._corpus.locate_range(self._start + first, num_units)
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, self.dtype)])
+        start = self._start + first
+        pieces = self._corpus.pieces(np.array([start]), np.array([start + num_units]))
+        selection = self._gatherer.select_rows(pieces, self.dtype)
+        selection.check_unchanged(slice(None))
+        return selection.read(slice(None)).reshape(-1)
 
 
 def num_bytes(*readings: Reading) -> int:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -26,7 +27,7 @@ import xxhash
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing_folder
-from corpus_server.errors import AnswerTooLarge, FingerprintMismatch, Overloaded
+from corpus_server.errors import AnswerTooLarge, FingerprintMismatch, Overloaded, StateUnavailable
 from corpus_server.plan import Plan
 from corpus_server.plan.streams import Sequences
 from corpus_server.plan.tabled import Job, Table
@@ -55,6 +56,9 @@ MAX_MEMORY_BYTES: Final = 64 * 2**20
 """Of the table of a plan that is spelled inline. What such plans have in memory counts among the bytes of
 plans, see `known_plans.py`."""
 
+MAX_ALL_MEMORY_BYTES: Final = 256 * 2**20
+"""Of all tables of such plans: a reader keeps its plan for a minute, also when other plans push it out."""
+
 _JOB_BYTES: Final = 16  # of a table for each document, about
 
 
@@ -64,10 +68,26 @@ class TableInUse:
     Attributes:
         table: its arrays.
         num_bytes: of memory; 0 if it is mapped.
+
+    Args:
+        files: that are mapped, and what each was when its digest was compared.
     """
 
-    def __init__(self, table: Table, num_bytes: int) -> None:
-        self.table, self.num_bytes = table, num_bytes
+    def __init__(
+        self, table: Table, num_bytes: int, files: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    ) -> None:
+        self.table, self.num_bytes, self._files = table, num_bytes, files
+
+    def is_changed(self) -> bool:
+        """Tell whether a mapped file was written since. One that was replaced or removed is still whole."""
+        for path, identity in self._files.items():
+            try:
+                about = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, for 16 files at each request
+            except FileNotFoundError:
+                continue
+            if (about.st_dev, about.st_ino) == identity[:2] and _identity(about) != identity:
+                return True
+        return False
 
 
 class Documents:
@@ -162,8 +182,8 @@ class Tables:
 
     def _table(self, job: Job, corpora: Mapping[str, Corpus], budget: Budget, *, is_kept: bool) -> TableInUse:
         key = _key(job)
-        if self._folder is not None and (table := _mapped(self._folder / key, job)) is not None:
-            return TableInUse(table, 0)
+        if self._folder is not None and (mapped := _mapped(self._folder / key, job)) is not None:
+            return mapped
         size = job.size()
         is_small = size <= _MOST_IN_PROCESS
         is_kept = is_kept and self._folder is not None
@@ -179,6 +199,11 @@ class Tables:
                     "bytes",
                     parameter="rows",
                     remedy="POST the plan to /v1/plans, whose tables are kept on disk",
+                )
+            in_memory = sum(each.num_bytes for each in list(self._in_memory.values()))
+            if self._folder is not None and in_memory + num_bytes > MAX_ALL_MEMORY_BYTES:
+                raise Overloaded(
+                    f"tables of plans that are spelled inline take {in_memory} bytes of memory now"
                 )
         build = self._built if is_kept else self._built_in_memory
         return shared(
@@ -218,7 +243,7 @@ class Tables:
         except OSError as error:  # a full disk, or another process was faster
             _log.warning("the table %s of a plan was not kept: %s", path.name, error)
         if (mapped := _mapped(path, job)) is not None:
-            return TableInUse(mapped, 0)
+            return mapped
         table = table or _build(job, budget, is_small=is_small)
         return TableInUse(table, sum(array.nbytes for array in table))
 
@@ -256,7 +281,12 @@ def _checked(job: Job, corpora: Mapping[str, Corpus], budget: Budget) -> Job:
 
 
 def _build_here(folder: Path, job: Job) -> None:
-    _write(folder, job, job.build(run=map_in_copies))
+    """Build a table in its folder; on a full disk not in memory, for which it may be too large."""
+    table = job.build(run=map_in_copies)
+    try:
+        _write(folder, job, table)
+    except OSError as error:
+        raise StateUnavailable(f"the table of a plan cannot be kept: {error.strerror}") from error
 
 
 def _write(folder: Path, job: Job, table: Table) -> None:
@@ -271,10 +301,11 @@ def _write(folder: Path, job: Job, table: Table) -> None:
         os.fsync(file.fileno())
 
 
-def _mapped(path: Path, job: Job) -> Table | None:
+def _mapped(path: Path, job: Job) -> TableInUse | None:
     """Map the table in a folder and note its use; None if it is not there, damaged or another one."""
     try:
-        files = [path / f"{name}.npy" for name in job.table._fields]
+        names = [str(path / f"{name}.npy") for name in job.table._fields]
+        files = {name: _identity(Path(name).stat()) for name in names}
         arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         if (path / _MANIFEST).read_text() != _described(job, path):
             raise ValueError(f"its files are not those of {_MANIFEST}, or those of another table")
@@ -286,8 +317,7 @@ def _mapped(path: Path, job: Job) -> Table | None:
         shutil.rmtree(path, ignore_errors=True)
         return None
     # Plain arrays: those of class memmap cost more at each use.
-    table: Table = job.table(*(array.view(np.ndarray) for array in arrays))
-    return table
+    return TableInUse(job.table(*(array.view(np.ndarray) for array in arrays)), 0, files)
 
 
 def _described(job: Job, folder: Path) -> str:

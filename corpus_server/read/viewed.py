@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.views import View
+from corpus_server.pieces import NO_SHARD, Pieces
 from corpus_server.plan.origins import Origins
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import NO_SHARD, Pieces
 
 
 class Viewed:
@@ -24,37 +24,33 @@ class Viewed:
         counts = [len(each.shards) for each in self._corpora]
         self._first_shard = list(accumulate(counts, initial=0))
         self._source_of_shard = np.arange(len(counts)).repeat(counts)
+        self._views = [number for number, each in enumerate(self._corpora) if isinstance(each, View)]
         # First token of each of the plan's shards, in its source and in the source's corpus.
         self._own, self._base = (
             np.array([start for starts in every for start in starts[:-1]], dtype=np.int64)
             for every in zip(*((each.starts, each.base.starts) for each in self._corpora), strict=True)
         )
 
-    def resolve(self, pieces: Pieces) -> Pieces:
-        """See `Origins.resolve`: a piece of no token, and one of a corpus that is no view, stays."""
-        found, borders = pieces
-        shards, begins, counts = found.T
-        sources = self._source_of_shard[shards]
-        owners, parts = [np.arange(len(found))], [found]
-        for source, corpus in enumerate(self._corpora):
-            if not isinstance(corpus, View):
-                continue
-            some = np.flatnonzero((sources == source) & (shards != NO_SHARD) & (counts > 0))
-            if not some.size:
-                continue
-            starts = begins[some] + self._own[shards[some]]
-            its = corpus.places.pieces(starts, starts + counts[some])
-            within = its.starts - self._base[shards[some][its.owners]]
-            parts.append(np.stack((shards[some][its.owners], within, its.stops - its.starts), axis=1))
-            owners.append(some[its.owners])
-            owners[0] = np.setdiff1d(owners[0], some, assume_unique=True)
-        if len(parts) == 1:
-            return pieces
-        parts[0] = found[owners[0]]
+    def resolve(self, rows: Pieces) -> Pieces:
+        """See `Origins.resolve`: a piece of a corpus that is no view stays."""
+        places = rows.places
+        shards, begins, counts = places.T
+        sources = np.where(shards == NO_SHARD, -1, self._source_of_shard[shards])
+        owners, parts = [np.flatnonzero(~np.isin(sources, self._views))], []
+        for source in self._views:
+            its = np.flatnonzero(sources == source)
+            starts = begins[its] + self._own[shards[its]]
+            found = self._corpora[source].pieces(starts, starts + counts[its])
+            found.places[:, 0] += self._first_shard[source]
+            empty = its[counts[its] == 0]  # which stay, at the begin of their shards
+            parts += [found.places, places[empty] * (1, 0, 0)]
+            owners += [its[found.each_once()], empty]
+        if not parts:
+            return rows
         owner = np.concatenate(owners)
-        order = owner.argsort(kind="stable")
-        counted = np.bincount(owner, minlength=len(found))
-        return np.concatenate(parts)[order], np.concatenate(([0], counted.cumsum()))[borders]
+        resolved = np.concatenate([places[owners[0]], *parts])[owner.argsort(kind="stable")]
+        borders = np.concatenate(([0], np.bincount(owner, minlength=len(places)).cumsum()))
+        return Pieces(resolved, borders[rows.borders])
 
     def ranges(self, source: int, given: Ranges) -> Ranges:
         """See `Origins.ranges`."""

@@ -32,6 +32,7 @@ from corpus_server.work import Budget
 
 METADATA_KEY = b"corpus-losses"
 FOREVER = 2**63 - 1
+MAX_NAMES_BYTES = 1 << 20  # of the sources of a row group, each of which is there once
 BATCH_ROWS = 1 << 16  # read at once: 10 ms, 2 MB
 
 _NAME = re.compile(r"rank-\d+-part-\d+\.parquet")
@@ -238,6 +239,10 @@ def _opened(parquet: Any, path: Path) -> Part | str:
         of = {name: [each.column(list(types).index(name)).statistics for each in groups] for name in _COLUMNS}
         if any(each.null_count for column in of.values() for each in column):
             return "it has records without a step, row, source or loss"
+        at = list(types).index("source")
+        named = sum(each.column(at).total_uncompressed_size for each in groups)
+        if named > (most := MAX_NAMES_BYTES * len(groups) + 8 * about.num_rows):
+            return f"its column source has {named:,} bytes, at most {most:,} are read for so many rows"
         start, stop = min(each.min for each in of["step"]), max(each.max for each in of["step"]) + 1
         if start < 0 or stop > _MAX_STEP + 1 or min(each.min for each in of["row"]) < 0:
             return f"its steps must be in [0, {_MAX_STEP}] and its rows not negative"

@@ -27,7 +27,7 @@ from urllib.parse import unquote
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.selection import ShardFile, files_of, in_order
 from corpus_server.corpus.snapshots import snapshot_folder
-from corpus_server.corpus.tokenizers import FILE_NAMES
+from corpus_server.corpus.tokenizers import BESIDE, FILE_NAMES
 from corpus_server.corpus_spec import ALL, HUB, CorpusSpec
 from corpus_server.errors import CorpusServerError, InvalidParameter, StoreFailed, UnreadableCorpus
 from corpus_server.extras import optional_package
@@ -152,7 +152,8 @@ def fetched_tokenizer(source: str, say: Say) -> str:
     if not names:
         what = f"{found.url}: holds no tokenizer, which is called {' or '.join(FILE_NAMES)}"
         raise UnreadableCorpus(what, received=source, remedy="name the file: hf://ORG/NAME/PATH")
-    found.fetch(names, say)
+    folder = f"{names[0].rpartition('/')[0]}/".lstrip("/")
+    found.fetch([*names, *(name for each in BESIDE if (name := folder + each) in found.sizes)], say)
     return str(found.folder / names[0])
 
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "corpus_server"
 
 LEVELS = (
     {"errors", "user_files", "__init__"},
-    {"described", "extras", "corpus_spec", "daemon_thread", "work"},
+    {"described", "extras", "corpus_spec", "daemon_thread", "pieces", "work"},
     {"settings", "plan", "corpus", "recordings"},
     {"stores", "admission"},
     {"read"},

@@ -245,7 +245,7 @@ def test_corpora_without_whole_documents_are_refused(tmp_path: Path) -> None:
     path = write_megatron(tmp_path / "cut", [range(300), range(100)], dtype="int32")
     specs = [spec(tmp_path / "raw.bin", "raw"), spec(path, "cut", token_range=(10, 350))]
     with Catalog.open(specs) as opened:
-        for name, message in (("raw", "has no document index"), ("cut", "has no whole sequences")):
+        for name, message in (("raw", "has no document index"), ("cut", "may cut a sequence in two")):
             stage = {"global_batch_size": 1, "mixture": {name: 1}}
             plan = {"seq_len": 4, "order": {"megatron": {"num_samples": case.num_samples}}, "stages": [stage]}
             with pytest.raises((UnknownDocument, InvalidParameter), match=message):

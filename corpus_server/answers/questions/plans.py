@@ -160,23 +160,23 @@ def shards(
     """Return the shards that the next steps read, and which of them are on the server's machine."""
     bound, step, count = service.plan(plan_id, request.caller, budget), query.step, query.count
     rows = bound.sampler.check_part(step, count=count)
-    cost = bound.sampler.row_cost
+    cost = 1 if bound.sampler.rows.shard_row is not None else bound.sampler.row_cost
     most = budget.limits.rows // (cost * max(rows, 1))
     budget.check(rows=count * rows * cost, parameter="count", remedy=f"ask for at most {most} steps")
     at_once = max(1, _ROWS_AT_ONCE // cost)
     num_rows = np.zeros(len(bound.shards), dtype=np.int64)
     first_step = np.full(len(bound.shards), -1, dtype=np.int64)
-    for each in range(step, step + count):
+    num_steps = max(1, at_once // max(rows, 1))
+    for first in range(step, step + count, num_steps):
+        its = min(num_steps, step + count - first)
         for begin in range(0, rows, at_once):
             part = range(begin, min(begin + at_once, rows))
-            pieces, borders = bound.sampler.pieces(each, part)
-            numbers = pieces[:, 0]
-            if len(pieces) > len(part):  # each row counts once for each of its shards
-                of = np.repeat(np.arange(len(part)), np.diff(borders))
-                numbers = np.unique(of * num_rows.size + numbers) % num_rows.size
+            which, numbers = bound.sampler.shards(first, part, count=its)
             num_rows += np.bincount(numbers, minlength=num_rows.size)
-            first_step[numbers[first_step[numbers] < 0]] = each
-            budget.spend(rows=len(part) * cost)
+            found, at = np.unique(numbers, return_index=True)  # the first row of each, and so the first step
+            new = first_step[found] < 0
+            first_step[found[new]] = first + which[at[new]] // len(part)
+            budget.spend(rows=its * len(part) * cost)
     used = np.flatnonzero(num_rows)
     listed = []
     for number in used[np.argsort(first_step[used], kind="stable")].tolist():

@@ -131,8 +131,7 @@ def spans(
         raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
     stop = min(query.start + query.count, corpus.num_tokens)
     service.admission.check_text_size(stop - query.start, "count")
-    pieces = corpus.locate_range(query.start, stop - query.start)
-    service.stage((corpus.shards[number].file for number, _, _ in pieces), budget)
+    service.stage((shard.file for shard in corpus.shards_of(query.start, stop)), budget)
     tokens = read(service, corpus, query.start, stop)
     budget.spend(num_bytes=tokens.nbytes)
     shown = list(text.spans(corpus, query.start, tokens.tolist()))
@@ -177,8 +176,7 @@ def token_range(
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     budget.claim(num_bytes(reading))
-    pieces = corpus.locate_range(start, stop - start)
-    service.stage((corpus.shards[number].file for number, _, _ in pieces), budget)
+    service.stage((shard.file for shard in corpus.shards_of(start, stop)), budget)
     if chosen == "json":
         where = {"start": start, "stop": stop, "dtype": corpus.dtype.name}
         described = {"corpus": corpus.name, **fields, **where}

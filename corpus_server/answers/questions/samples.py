@@ -214,9 +214,7 @@ def _blocks(
         starts = (np.arange(num_blocks) * part + within).tolist()
     for start in starts:
         stop = min(start + BLOCK_TOKENS + more, corpus.num_tokens)
-        pieces = corpus.locate_range(start, stop - start)
-        files = [corpus.shards[number].file for number, _, _ in pieces]
-        if all(file.is_cached for file in files):
+        if all(shard.file.is_cached for shard in corpus.shards_of(start, stop)):
             yield start, read(service, corpus, start, stop)
 
 

@@ -153,10 +153,13 @@ class CutDocuments(DocumentIndex):
 
     The first and the last one are cut there: what is left of them counts as a document. Ranges are numbered
     from token `start`.
+
+    Args:
+        is_run: whether the tokens are a run of the file, as opposed to a range that the user chose.
     """
 
-    def __init__(self, whole: DocumentIndex, start: int, stop: int) -> None:
-        self.file = whole.file
+    def __init__(self, whole: DocumentIndex, start: int, stop: int, *, is_run: bool = False) -> None:
+        self.file, self._is_run = whole.file, is_run
         self._whole, self._start, self._stop = whole, start, stop
         numbers = range(whole.num_documents)
         self._first = bisect_right(numbers, start, key=lambda number: whole.document_range(number)[1])
@@ -173,12 +176,18 @@ class CutDocuments(DocumentIndex):
         return self._whole.edges(self._first + first, count).clip(self._start, self._stop) - self._start
 
     def sequence_lengths(self) -> Ends:
-        """Refuse: a cut sequence would be another one."""
-        raise InvalidParameter(
-            f"{self.file.path.name}: a corpus with token_range has no whole sequences",
-            parameter="token_range",
-            remedy="serve it without token_range; order megatron has a split of its own",
-        )
+        """Return the tokens of each document; refuse what the user cut, which would be another sequence."""
+        edges = self._whole.edges(np.array([self._first]), self.num_documents)[0]
+        is_cut = self.num_documents and not self._start <= edges[0] <= edges[-1] <= self._stop
+        if (is_cut and not self._is_run) or self._whole.joins_sequences:
+            raise InvalidParameter(
+                f"{self.file.path.name}: the token_range of the corpus, [{self._start}, {self._stop}) of it, "
+                "may cut a sequence in two",
+                parameter="token_range",
+                remedy="serve it without token_range; order megatron has a split of its own",
+            )
+        lengths: Ends = np.diff(edges.clip(self._start, self._stop))
+        return lengths
 
     def find_problem(self) -> str | None:
         """Read the shard's whole index in bounded memory; return the first contradiction, or None."""

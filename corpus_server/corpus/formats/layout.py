@@ -35,8 +35,13 @@ Ends = NDArray[np.integer[Any]]
 
 
 class DocumentIndex(Closing):
-    """Document boundaries of one shard, in an open file. Entries are read one by one."""
+    """Document boundaries of one shard, in an open file. Entries are read one by one.
 
+    Attributes:
+        joins_sequences: whether a document may be several sequences, each written as one.
+    """
+
+    joins_sequences = False
     file: OpenFile
     num_documents: int
 

@@ -132,6 +132,7 @@ class MegatronIndex(CumulativeEnds):
     """An open `.idx` file, checked in O(1) against its own size and its `.bin`."""
 
     remedy = "run corpus-server verify, then copy or build the index again"
+    joins_sequences = True
 
     def __init__(self, file: OpenFile, *, data: OpenFile) -> None:
         self.file = file

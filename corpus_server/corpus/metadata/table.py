@@ -14,12 +14,19 @@ from typing import Any, Final
 import xxhash
 
 from corpus_server.corpus.files import Closing, OpenFile, unreadable
+from corpus_server.corpus.metadata.pages import largest_page
 from corpus_server.corpus.metadata.write import GROUP_ROWS, MAX_COLUMNS, common_schema, conform
 from corpus_server.extras import optional_package
 from corpus_server.work import Budget
 
 END_BYTES: Final = 4096
 """At the end of a Parquet file, where it keeps where everything lies, and the range of its values."""
+
+MAX_PAGE_BYTES: Final = 128 << 20
+"""Of a column, uncompressed: no value is larger. Writers mean pages of a megabyte, but pyarrow looks at the
+size of a page once in 1,024 rows."""
+
+_TEXTS: Final = ("string", "large_string", "binary", "large_binary")
 
 _ROWS_AT_ONCE: Final = 4096  # a few milliseconds of decoding
 _BYTES_AT_ONCE: Final = 16 << 20  # of decoded values, if they are long: a row is whole in any case
@@ -71,6 +78,8 @@ class DocumentTable(Closing):
     ) -> dict[int, dict[str, Any]]:
         """Return the rows of documents, column -> value; a file may lack columns of another.
 
+        A column with a page of more than `MAX_PAGE_BYTES` is not read: its value says so.
+
         Args:
             numbers: of documents, in [0, num_documents).
             columns: those to read; None for all.
@@ -86,12 +95,15 @@ class DocumentTable(Closing):
             wanted.setdefault((at, group), []).append(number)
         for (at, group), its in wanted.items():
             file = self._files[at]
+            too_large = file.too_large(group, columns, budget)
+            wanted_columns = set(file.columns if columns is None else columns) - set(too_large)
             first, left = self.starts[at] + file.group_starts[group], its
-            for batch in file.batches(file.rows_at_once(group), columns, group):
+            for batch in file.batches(file.rows_at_once(group), wanted_columns, group):
                 stop = first + batch.num_rows
                 while left and left[0] < stop:
                     with file.reading():
-                        (found[left[0]],) = python_rows(batch.slice(left[0] - first, 1))
+                        (row,) = python_rows(batch.slice(left[0] - first, 1))
+                    found[left[0]] = {**row, **too_large}
                     left = left[1:]
                 if not left:
                     break
@@ -136,6 +148,7 @@ class _File(Closing):
             self.close()
             raise
         self.num_rows: int = self._footer.num_rows
+        self._largest: dict[tuple[int, int], int] = {}  # page of each row group and column, once looked for
         self.columns = {field.name: str(field.type) for field in self.schema}
 
     @cached_property
@@ -147,6 +160,32 @@ class _File(Closing):
             what = f"its row groups have {starts[-1]:,} rows, its footer says {self.num_rows:,}"
             raise self._file.unreadable(what, "write it again")
         return starts
+
+    def too_large(self, group: int, columns: Collection[str] | None, budget: Budget) -> dict[str, str]:
+        """Return the columns of a row group that are not read, and what is said instead of their values."""
+        its, found = self._footer.row_group(group), {}
+        for number in range(its.num_columns):
+            chunk = its.column(number)
+            name = chunk.path_in_schema.partition(".")[0]
+            if columns is not None and name not in columns:
+                continue
+            budget.spend()
+            if (key := (group, number)) not in self._largest:
+                self._largest[key] = self._largest_page(chunk)
+            if (size := self._largest[key]) > MAX_PAGE_BYTES:
+                found[name] = (
+                    f"not read: a page of this column has {size:,} bytes, more than {MAX_PAGE_BYTES:,}"
+                )
+        return found
+
+    def _largest_page(self, chunk: Any) -> int:
+        if chunk.total_uncompressed_size <= MAX_PAGE_BYTES:
+            return int(chunk.total_uncompressed_size)
+        start, first = chunk.data_page_offset, chunk.dictionary_page_offset
+        start = start if first is None or not 0 < first < start else first
+        with self.reading():
+            stop = min(start + chunk.total_compressed_size, self._file.size_bytes)
+            return largest_page(self._file.read, start, stop)
 
     def rows_at_once(self, group: int) -> int:
         """Return how many rows of a row group may be decoded together."""
@@ -163,7 +202,11 @@ class _File(Closing):
         """Yield record batches of at most `size` rows, of one row group or of all."""
         names = [name for name in self.columns if columns is None or name in columns]
         with self.reading():
-            parquet = self._parquet.ParquetFile(_Reader(self._file), metadata=self._footer)
+            # Where many rows have one long text, it is there once.
+            texts = [] if group is None else [its.name for its in self.schema if str(its.type) in _TEXTS]
+            parquet = self._parquet.ParquetFile(
+                _Reader(self._file), metadata=self._footer, read_dictionary=texts
+            )
             groups = None if group is None else [group]
             read = parquet.iter_batches(size, row_groups=groups, columns=names, use_threads=False)
         while True:

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.views.file import GROUP, Int64Array, ViewFile
 from corpus_server.errors import CorpusChanged
+from corpus_server.pieces import expanded
 
-_AT_ONCE: Final = 1024
-"""Groups or passes looked at together: 2 MB for each array."""
+_AT_ONCE: Final = 128
+"""Groups or passes looked at together: 256 KiB for each array; 0.6 of the time of 2 MB."""
 
 
 class Found(NamedTuple):
@@ -63,7 +64,7 @@ class Places:
         starts, stops = starts[ranges], stops[ranges]
         low = token.searchsorted(starts, side="right") - 1
         high = token.searchsorted(stops - 1, side="right")
-        owners, groups = _each(low, high)
+        owners, groups = expanded(low, high - low)
         begins = np.maximum(starts[owners] - token[groups], 0)
         ends = np.minimum(stops[owners], token[groups + 1]) - token[groups]
         some = np.flatnonzero(ends > begins)
@@ -136,7 +137,7 @@ class Places:
             edges, counts = self._load(np.arange(at, min(at + _AT_ONCE, self._groups.first_document.size)))
             lengths = np.diff(edges)
             most = counts.max(axis=1)
-            which, passes = _each(np.ones_like(most), most + 1)
+            which, passes = expanded(np.ones_like(most), most)
             for first in range(0, which.size, _AT_ONCE):
                 some = which[first : first + _AT_ONCE]
                 parts.append(lengths[some][counts[some] >= passes[first : first + _AT_ONCE, None]])
@@ -196,7 +197,7 @@ class Places:
             return which, first, last
         low = _passes(counts[of], lengths[of], begins)
         high = _passes(counts[of], lengths[of], ends - 1)
-        which, passes = _each(low, high + 1)
+        which, passes = expanded(low, np.maximum(high + 1 - low, 0))
         parts = []
         for at in range(0, which.size, _AT_ONCE):
             here = slice(at, at + _AT_ONCE)
@@ -218,7 +219,7 @@ class Places:
         clipped = np.clip(edges, starts[:, None], stops[:, None])
         held = np.diff(clipped)
         most = np.where(held > 0, counts, 0).max(axis=1)
-        which, passes = _each(np.ones_like(most), most + 1)
+        which, passes = expanded(np.ones_like(most), most)
         parts = [(np.empty(0, np.int64),) * 3]
         for at in range(0, which.size, _AT_ONCE):
             own, its = which[at : at + _AT_ONCE], passes[at : at + _AT_ONCE]
@@ -230,13 +231,6 @@ class Places:
             first, last = clipped[own][row, member], clipped[own][row, member + 1]
             parts.append((own[row], origin + first, origin + last))
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
-
-
-def _each(low: Int64Array, high: Int64Array) -> tuple[NDArray[np.intp], Int64Array]:
-    """Return the numbers of [low, high) of each of k pairs: which pair, number."""
-    counts = np.maximum(high - low, 0)
-    which = np.repeat(np.arange(counts.size), counts)
-    return which, np.arange(which.size) - np.repeat(counts.cumsum() - counts, counts) + low[which]
 
 
 def _passes(counts: Int64Array, weights: Int64Array, rest: Int64Array) -> Int64Array:
@@ -268,7 +262,7 @@ def _spread(
     flat = (until + skipped[:, None]).ravel()
     at = skipped[of]
     low, high = flat.searchsorted(at + begins, side="right"), flat.searchsorted(at + ends - 1, side="right")
-    which, members = _each(low, high + 1)
+    which, members = expanded(low, np.maximum(high + 1 - low, 0))
     lengths = table.ravel()[members]
     some = lengths > 0
     which, members, lengths = which[some], members[some], lengths[some]

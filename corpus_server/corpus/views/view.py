@@ -27,6 +27,7 @@ from corpus_server.corpus.views.file import Int64Array, ViewFile
 from corpus_server.corpus.views.places import Places
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnknownDocument
+from corpus_server.pieces import Pieces
 
 _SAMPLED_GROUPS: Final = 64
 _REMEDY: Final = "make a view of this corpus with corpus-server view create, or serve the one that it is of"
@@ -60,9 +61,9 @@ class View(Corpus):
         if base.num_documents is None:
             raise base.no_documents(None)
         self._check(base)
-        same = ("eot", "shards", "dtype", "tokenizer", "tokenizer_name", "num_masks", "metadata_paths")
-        for name in same:
-            setattr(self, name, getattr(base, name))
+        self.eot, self.shards, self.dtype, self.num_masks = base.eot, base.shards, base.dtype, base.num_masks
+        self.tokenizer, self.tokenizer_name = base.tokenizer, base.tokenizer_name
+        self.metadata_paths = base.metadata_paths
         self.name, self.earlier = spec.name, spec.earlier
         self.fingerprints = {kind: header.fingerprint(value) for kind, value in base.fingerprints.items()}
         self.fingerprint_kind = base.fingerprint_kind
@@ -103,10 +104,12 @@ class View(Corpus):
         """Those of the corpus."""
         return self._base.sampled_ids
 
-    def _pieces_of(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        found = self.places.pieces(np.array([start]), np.array([stop]))
-        ranges = zip(found.starts.tolist(), found.stops.tolist(), strict=True)
-        return [piece for first, end in ranges for piece in self._base.locate_range(first, end - first)]
+    def pieces(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Pieces:
+        """See `Corpus.pieces`: in the shards of the corpus."""
+        found = self.places.pieces(starts, stops)
+        pieces = self._base.pieces(found.starts, found.stops)
+        counts = np.bincount(found.owners, np.diff(pieces.borders), minlength=starts.size)
+        return Pieces(pieces.places, np.concatenate(([0], counts.cumsum())).astype(np.int64))
 
     def metadata(self) -> DocumentTable | None:
         """Return the metadata of the corpus, whose documents have other numbers."""
@@ -135,7 +138,8 @@ class View(Corpus):
         number, groups = base_document, self.file.groups
         if 0 <= number < self.file.header.num_documents:
             group = int(groups.first_document.searchsorted(number, side="right")) - 1
-            times = self.file.decoded(int(groups.first_document[group]), number + 1)
+            # Nothing is chosen before the first group.
+            times = self.file.decoded(int(groups.first_document[group]), number + 1) if group >= 0 else [0]
             if times[-1]:
                 return int(groups.chosen[group]) + int(np.count_nonzero(times[:-1]))
         raise UnknownDocument.expected("document", f"one that view {self.name!r} holds", number)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.dealing import MAX_DEALT_ROWS
 from corpus_server.plan.declared import Schema, declared, integer, texts, true_or_false
 from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
@@ -31,7 +32,7 @@ from corpus_server.plan.orders import ORDERS
 from corpus_server.plan.orders.order import Order
 from corpus_server.plan.packing import Packing, Table, build
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, check_number
+from corpus_server.plan.rows import Epochs, RowNumbers, Rows, Source, UInt64Array, UnitNumbers, Windows
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.tabled import Job, Lengths
 from corpus_server.work import Budget
@@ -74,7 +75,7 @@ class Packed(Rows):
         return np.concatenate([*found, self.first_row[-1:]])
 
     def pieces(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
     ) -> Pieces:
         """See `Rows.pieces`."""
         if isinstance(sources, int):
@@ -89,12 +90,11 @@ class Packed(Rows):
         every = np.concatenate(([0], counts.cumsum()))
         pieces = np.empty((int(every[-1]), 3), dtype=np.int64)
         for (_, here), (its, borders) in zip(which, parts, strict=True):
-            places = np.arange(len(its)) + np.repeat(every[here] - borders[:-1], np.diff(borders))
-            pieces[places] = its
-        return pieces, every
+            pieces[expanded(every[here], np.diff(borders))[1]] = its
+        return Pieces(pieces, every)
 
     def _of_source(
-        self, source: int, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None
+        self, source: int, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None
     ) -> Pieces:
         packing, first = self._packings[source], self._first_piece[source]
         slots, borders = packing.slots(rows - self.first_row[source], epochs)
@@ -111,9 +111,9 @@ class Packed(Rows):
         within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
         if empty is not None:
             counts = np.where(empty, 0, counts)
-        return np.stack((shards, within, counts), axis=1), borders
+        return Pieces(np.stack((shards, within, counts), axis=1), borders)
 
-    def costs(self, sources: Source, rows: UInt64Array) -> NDArray[np.int64]:
+    def costs(self, sources: Source, rows: RowNumbers) -> NDArray[np.int64]:
         """See `Rows.costs`."""
         if isinstance(sources, int):
             return self._packings[sources].costs(rows - self.first_row[sources])
@@ -122,31 +122,18 @@ class Packed(Rows):
             found[here] = self._packings[source].costs(rows[here] - self.first_row[source])
         return found
 
-    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
-        """See `Rows.touching`."""
-        packing = self._packings[source]
-        table = packing.table
-        # Blocks that lie in the range as a whole are counted first, because there may be 10^8 documents.
-        low, high = table.block_token.searchsorted((start, stop)).tolist()
-        if (high := high - 1) > low:
-            inside = table.class_first[table.block_class[[low, high]]]
-            check_number(int(inside[1] - inside[0]), budget)
-        found: UInt64Array = packing.touching(start, stop) + self._first_piece[source]
-        check_number(found.size, budget)
-        return found
-
-    def holders(self, source: int, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def holders(self, source: int, units: UnitNumbers, epochs: Epochs) -> RowNumbers:
         """See `Rows.holders`."""
         packing = self._packings[source]
         slots = packing.slots_of(units - self._first_piece[source], epochs)
         rows: UInt64Array = packing.rows_of(slots) + self.first_row[source]
         return rows
 
-    def within(self, source: int, ranges: Ranges) -> NDArray[np.integer]:
+    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
         """See `Rows.within`."""
         starts, stops = ranges.bounds.astype(np.int64).T
-        units = self._packings[source].touching(starts, stops) + self._first_piece[source]
-        return np.stack((units, units + np.uint64(1)), axis=1)
+        units: UInt64Array = self._packings[source].held(starts, stops) + self._first_piece[source]
+        return units
 
     def exclusion(self, units: Ranges, keys: UInt64Array, groups: Grouped | None) -> Exclusion:
         """See `Rows.exclusion`: a class lies within a block, so a substitute is near without groups."""

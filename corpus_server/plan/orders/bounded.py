@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from corpus_server.plan.declared import declared, integer
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, ShardSizes, WorkingSet
 from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
-from corpus_server.plan.rows import Source, UInt64Array
+from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Source, UInt64Array
 
 Int64Array = NDArray[np.int64]
 
@@ -97,20 +97,20 @@ class Groups(Arrangement):
         starts = self._blocks(source, epoch, group) * self._block
         return np.stack((starts, np.minimum(starts + self._block, self._num_windows[source])), axis=1)
 
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
+    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         """Return the windows at offsets of epochs."""
         place = self._at(source, epochs, offsets)
         mixed = permute(place.slot, *self._domain(source, epochs, place, self._window_keys))
         return self._window(source, epochs, place._replace(slot=mixed))
 
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
-        """Return the offsets in their epochs at which windows, maybe none, come: the inverse of `windows`."""
-        if not windows.size:
-            return windows.copy()
-        place = self._place(source, epochs, windows)
+    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        """Return the offsets in their epochs at which rows, maybe none, come: the inverse of `rows_at`."""
+        if not rows.size:
+            return rows.copy()
+        place = self._place(source, epochs, rows)
         within = invert(place.slot, *self._domain(source, epochs, place, self._window_keys))
         behind = place.group > place.short // self._group
-        offsets: UInt64Array = place.group * self._full + within - self._gap[source] * behind
+        offsets: Offsets = place.group * self._full + within - self._gap[source] * behind
         return offsets
 
     def beside(self, source: Source, epochs: UInt64Array, windows: UInt64Array, distance: int) -> UInt64Array:

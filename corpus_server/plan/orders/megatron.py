@@ -22,12 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.blend import Blend, BlendTable, choose
 from corpus_server.plan.declared import Declared, choice, declared, integer, names, shares, texts
 from corpus_server.plan.exclusion import Exclusion, Pools
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
-from corpus_server.plan.rows import Pieces, Rows, Source, UInt64Array, Windows, check_number
+from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Rows, Source, UInt64Array, Windows
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.streams import Drawn, Sequences, draw, extent, join, part_of
 from corpus_server.plan.tabled import Job, Lengths
@@ -77,13 +79,13 @@ class Samples(Rows, Arrangement):
         self.pools = Pools.of_sources(self.first_row)
         self.epoch_rows = np.maximum(1, epoch_samples[:-1]).astype(np.uint64)
 
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
-        """See `Arrangement.windows`."""
+    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
+        """See `Arrangement.rows_at`."""
         return self._look_up(self._table.samples, source, offsets)
 
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
-        """See `Arrangement.offsets`."""
-        return self._look_up(self._table.places, source, windows)
+    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        """See `Arrangement.offsets_of`."""
+        return self._look_up(self._table.places, source, rows)
 
     def _look_up(self, table: NDArray[np.uint32], source: Source, numbers: UInt64Array) -> UInt64Array:
         first = self._first_sample[source]
@@ -91,7 +93,7 @@ class Samples(Rows, Arrangement):
         return found
 
     def pieces(
-        self, sources: Source, rows: UInt64Array, epochs: UInt64Array, exclusion: Exclusion | None = None
+        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
     ) -> Pieces:
         """See `Rows.pieces`."""
         seq_len, bounds = self._windows.seq_len, self._table.bounds
@@ -100,39 +102,39 @@ class Samples(Rows, Arrangement):
         stops = starts + (seq_len + 1)
         low = bounds.searchsorted(starts, side="right") - 1
         num_pieces = bounds.searchsorted(stops, side="left") - low
-        borders = np.concatenate(([0], num_pieces.cumsum()))
-        documents = np.arange(borders[-1]) + np.repeat(low - borders[:-1], num_pieces)
+        row, documents = expanded(low, num_pieces)
         origins = bounds[documents]
-        begins = np.maximum(origins, np.repeat(starts, num_pieces))
-        ends = np.minimum(bounds[documents + 1], np.repeat(stops, num_pieces))
+        begins = np.maximum(origins, starts[row])
+        ends = np.minimum(bounds[documents + 1], stops[row])
         tokens = (self._table.begins[documents] + begins - origins).astype(np.uint64)
         shards = self._windows.shard_token.searchsorted(tokens, side="right") - 1
         within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
-        return np.stack((shards, within, ends - begins), axis=1), borders
+        borders = np.concatenate(([0], num_pieces.cumsum()))
+        return Pieces(np.stack((shards, within, ends - begins), axis=1), borders)
 
-    def touching(self, source: int, start: int, stop: int, budget: Budget) -> UInt64Array:
-        """See `Rows.touching`."""
+    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
+        """See `Rows.within`."""
         seq_len, before = self._windows.seq_len, int(self._windows.first_token[source])
         first_sample, end_sample = self._first_sample[source : source + 2].tolist()
         low, high = self._table.bounds.searchsorted(self._first_token[source : source + 2]).tolist()
-        lows, highs = [], []
+        starts, stops = ranges.bounds.astype(np.int64).T
+        found = [np.empty((0, 2), np.int64)]
         for at in range(low, high, _SLICE):
             begins = self._table.begins[at : min(at + _SLICE, high)] - before
             bounds = self._table.bounds[at : at + begins.size + 1]
             lengths = np.diff(bounds)
-            here = np.flatnonzero((begins < stop) & (begins + lengths > start))
+            # Of each document the first range that ends behind its begin, to the last that begins in it.
+            touched = stops.searchsorted(begins, side="right")
+            counts = np.maximum(0, starts.searchsorted(begins + lengths) - touched)
+            here, which = expanded(touched, counts)
             origins = bounds[here] - self._first_token[source]
-            first = origins + np.maximum(0, start - begins[here])
-            last = origins + np.minimum(lengths[here], stop - begins[here]) - 1
-            lows.append(first_sample + np.maximum(0, -((seq_len - first) // seq_len)))
-            highs.append(np.minimum(first_sample + last // seq_len, end_sample - 1))
+            first = origins + np.maximum(0, starts[which] - begins[here])
+            last = origins + np.minimum(lengths[here], stops[which] - begins[here]) - 1
+            samples = np.maximum(0, -((seq_len - first) // seq_len)), last // seq_len + 1
+            found.append(first_sample + np.stack(samples, axis=1))
             budget.spend()
-        firsts = np.concatenate(lows)
-        counts = np.maximum(0, np.concatenate(highs) - firsts + 1)
-        total = int(counts.sum())
-        check_number(total, budget)
-        samples = np.arange(total) + np.repeat(firsts - (counts.cumsum() - counts), counts)
-        return np.unique(samples).astype(np.uint64)
+        units: UInt64Array = np.minimum(np.concatenate(found), end_sample).astype(np.uint64)
+        return units
 
     @property
     def row_pieces(self) -> int:

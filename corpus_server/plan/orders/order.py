@@ -18,7 +18,7 @@ from corpus_server.errors import InvalidPlan
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.exclusion import Grouped
 from corpus_server.plan.named import Named
-from corpus_server.plan.rows import Rows, Source, UInt64Array, Windows
+from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Rows, Source, UInt64Array, Windows
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.tabled import Tabled
 
@@ -37,12 +37,12 @@ class Arrangement(ABC):
         self._num_rows = num_rows
 
     @abstractmethod
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
+    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         """Return which rows come at offsets of epochs; without epochs, offsets count through the run."""
 
     @abstractmethod
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
-        """Return at which offsets of epochs, `(k,)` or `(1,)`, rows come: the inverse of `windows`."""
+    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        """Return at which offsets of epochs, `(k,)` or `(1,)`, rows come: the inverse of `rows_at`."""
 
     @property
     def groups(self) -> Grouped | None:

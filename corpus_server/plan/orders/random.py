@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
 from corpus_server.plan.permutation import uniform
-from corpus_server.plan.rows import Source, UInt64Array
+from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Source, UInt64Array
 
 
 class _Drawn(Arrangement):
     def __init__(self, order: Order, num_rows: UInt64Array, keys: Keys) -> None:
         self._num_rows, self._keys = num_rows, keys(order.name)
 
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
+    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         return uniform(self._keys[source], offsets, self._num_rows[source])
 
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
+    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
         raise InvalidParameter(
             "a plan with order 'random' cannot be looked up: it draws each row anew, with replacement, "
             "so a token has no place in it",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from corpus_server.plan.orders.order import Arrangement, Order, neighbouring_shards
-from corpus_server.plan.rows import Source, UInt64Array
+from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Source
 
 
 class _InFileOrder(Arrangement):
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
+    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         return offsets
 
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
-        return windows
+    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

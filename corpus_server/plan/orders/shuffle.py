@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
 from corpus_server.plan.permutation import Grid, invert, permute, round_keys
-from corpus_server.plan.rows import Source, UInt64Array
+from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Source, UInt64Array
 
 
 class _Permuted(Arrangement):
@@ -14,11 +14,11 @@ class _Permuted(Arrangement):
         self._num_rows, self._keys = num_rows, keys(order.name)
         self._grids = Grid.over(num_rows.tolist())
 
-    def windows(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> UInt64Array:
+    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         return permute(offsets, self._domain(source), round_keys(self._keys[source], epochs))
 
-    def offsets(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> UInt64Array:
-        return invert(windows, self._domain(source), round_keys(self._keys[source], epochs))
+    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        return invert(rows, self._domain(source), round_keys(self._keys[source], epochs))
 
     def _domain(self, source: Source) -> Grid | int:
         return int(self._num_rows[source]) if isinstance(source, int) else self._grids.take(source)

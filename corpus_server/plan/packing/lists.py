@@ -120,10 +120,3 @@ def at_or_below(ascending: NDArray[Any], numbers: NDArray[Any]) -> Int64Array:
     found = np.empty(order.shape, dtype=np.int64)
     found[order] = ascending.searchsorted(numbers[order].astype(ascending.dtype), side="right") - 1
     return found
-
-
-def expanded(first: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the numbers [first[k], first[k] + counts[k]) of every k, and the k of each."""
-    which = np.repeat(np.arange(first.size), counts)
-    before = counts.cumsum() - counts
-    return which, np.arange(which.size) - (before - first)[which]

@@ -14,14 +14,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.pieces import expanded
 from corpus_server.plan.mixture import grouped
-from corpus_server.plan.packing.lists import Lists, NarrowArray, at_or_below, bisect, expanded
+from corpus_server.plan.packing.lists import Lists, NarrowArray, at_or_below, bisect
 from corpus_server.plan.packing.table import GROUP, Int64Array, Table
 from corpus_server.plan.permutation import Grid, invert, mix64, permute, round_keys, uniform
 
 UInt64Array = NDArray[np.uint64]
 
 _GROUP = np.arange(GROUP + 1)[:, None]
+
+_LONG_RANGE = 4
+"""Documents for each class of a block, above which looking at classes takes less time than at documents."""
 
 _AT_ONCE = 1 << 15
 """Documents whose neighbours are counted at once, in 8 MiB."""
@@ -178,6 +182,62 @@ class Packing:
         counts = np.maximum(np.minimum(last // self.seq_len, most) - cuts + 1, 0)
         which, cuts = expanded(cuts, counts)
         return np.unique(self._pieces(documents[which], cuts, blocks[which]))
+
+    def held(self, starts: Int64Array, stops: Int64Array) -> UInt64Array:
+        """Return the pieces that hold a token of some ranges: `(m, 2) uint64`, half-open ranges of pieces.
+
+        Takes time and memory for each class of a block that a range begins or ends in, or for each document
+        of the range if those are fewer.
+
+        Args:
+            starts, stops: `(k,)`, ascending, none empty.
+        """
+        table = self.table
+        if not self.num_pieces:
+            return np.empty((0, 2), dtype=np.uint64)
+        # Documents that lie in a range as a whole; the others are at its ends.
+        low = self._document_at(starts)
+        inside = low + (self._document_starts(low) < starts)
+        beyond = self._document_at(stops - 1)
+        blocks = self._block_of(np.minimum(inside, table.block_document[-1] - 1))
+        num_classes = table.block_class[blocks + 1] - table.block_class[blocks]
+        long = np.flatnonzero(beyond - inside > _LONG_RANGE * num_classes)
+        short = np.ones(starts.size, dtype=bool)
+        short[long] = False
+        ends = [(starts[short], stops[short])]
+        ends.append((starts[long], self._document_starts(inside[long])))
+        ends.append((self._document_starts(beyond[long]), stops[long]))
+        single = self.touching(*(np.concatenate(each) for each in zip(*ends, strict=True)))
+        found = [np.stack((single, single + np.uint64(1)), axis=1)]
+        for first, stop in zip(inside[long].tolist(), beyond[long].tolist(), strict=True):
+            found += self._held_by(first, stop)
+        return np.concatenate(found)
+
+    def _held_by(self, first: int, stop: int) -> list[UInt64Array]:
+        """Return the pieces of documents [first, stop), at least one, as ranges of pieces."""
+        table, found = self.table, []
+        low, high = self._block_of(np.array([first, stop - 1])).tolist()
+        if high - low > 1:  # all pieces of the blocks between
+            found.append(table.class_first[table.block_class[[low + 1, high]]][None])
+        for block in sorted({low, high}):
+            document = int(table.block_document[block])
+            bounds = np.clip([first, stop], document, table.block_document[block + 1])
+            classes = np.arange(*table.block_class[block : block + 2])
+            is_full = table.class_longest[classes] == self.seq_len
+            places = np.empty((classes.size, 2), dtype=np.int64)
+            of_block = np.full(2, block)
+            places[is_full] = self._full_before(bounds, of_block)
+            tails = classes[~is_full]
+            for column, bound in enumerate((bounds - document).tolist()):
+                places[~is_full, column] = self._tails.places(tails, np.full_like(tails, bound))
+            found.append(self.class_first[classes][:, None] + places.astype(np.uint64))
+        return found
+
+    def _document_starts(self, documents: Int64Array) -> Int64Array:
+        """Return the first token of documents; of their number the end of the last one."""
+        blocks = self._block_of(np.minimum(documents, self.table.block_document[-1] - 1))
+        starts: Int64Array = self.table.block_token[blocks] + self.table.document_token[documents + blocks]
+        return starts
 
     def extent(self, row_start: int, row_stop: int) -> list[tuple[int, int]]:
         """Return the ranges of tokens of the blocks that hold rows [row_start, row_stop), at least one."""

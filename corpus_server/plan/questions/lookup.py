@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
+from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_COST
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Pieces, UInt64Array, check_number
+from corpus_server.plan.rows import UInt64Array
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 from corpus_server.work import Budget
@@ -29,6 +30,7 @@ from corpus_server.work import Budget
 _MAX_POSITION: Final = MAX_STEP * MAX_GLOBAL_BATCH_SIZE
 _PAIRS_AT_ONCE: Final = 1 << 16
 _BLOCKS_AT_ONCE: Final = 64
+_REMEDY: Final = "ask for fewer tokens"
 
 
 @dataclass(slots=True)  # not frozen, because there may be 100,000, and making one would take twice as long
@@ -105,7 +107,10 @@ def look_up(
     ranges = sampler.own_ranges(source, Ranges([[start, stop]]))
     if not ranges.total:  # a view without them
         return Sightings(num_found=0, rows=[])
-    units = _touching(sampler, source, ranges, budget)
+    budget.check(rows=len(ranges.starts), parameter="stop", remedy=_REMEDY)
+    held = Ranges(sampler.rows.within(source, ranges, budget))
+    budget.check(rows=held.total, parameter="stop", remedy=_REMEDY)
+    units = expanded(held.starts, held.stops - held.starts)[1].astype(np.uint64)
     parameter, remedy = "epochs" if epochs > 1 else "stop", "ask for fewer epochs or tokens"
     end = sampler.num_positions(source, epochs)
     passes = -(-end // int(sampler.rows.num_rows[source]))
@@ -150,16 +155,6 @@ def look_up(
         its = (column[here] for column in rest)
         rows += _rows(sampler, source, ranges, positions[here], *its, limit=left)
     return Sightings(num_found=num_found, rows=rows)
-
-
-def _touching(sampler: Sampler, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
-    """Return the units, ascending, that hold a token of some ranges of a source."""
-    found = []
-    for start, stop in ranges.bounds.tolist():
-        found.append(sampler.rows.touching(source, start, stop, budget))
-        budget.spend()
-        check_number(sum(each.size for each in found), budget)
-    return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
 
 def _each_row_once(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -265,8 +260,7 @@ def _rows(
     limit: int | None,
 ) -> list[Sighting]:
     timeline = sampler.timeline
-    of = np.repeat(np.arange(positions.size), num_parts)[:limit]  # the window of each row
-    parts = first_part[of] + np.arange(of.size) - (np.cumsum(num_parts) - num_parts)[of]
+    of, parts = (each[:limit] for each in expanded(first_part, num_parts))  # of each row, its window
     plan_steps, first_rows, _ = timeline.rows_of(source, positions)
     skipped = timeline.skips.contains(plan_steps)[of].tolist()
     steps = timeline.skips.num_outside_below(plan_steps)[of].tolist()
@@ -274,14 +268,14 @@ def _rows(
     if len(borders) - 1 == len(pieces):  # whole windows, of which rows may be parts
         pieces, borders = pieces[of], np.arange(of.size + 1)
         pieces[:, 1] += parts * timeline.seq_lens[timeline.stage_numbers(source, positions)][of]
-    places, borders_of = sampler.resolved((pieces, borders))
+    places, borders_of = sampler.resolved(Pieces(pieces, borders))
     columns = (
         (positions // sampler.num_windows[source])[of].tolist(),
         [None if is_skipped else step for is_skipped, step in zip(skipped, steps, strict=True)],
         plan_steps[of].tolist(),
         (first_rows[of].astype(np.int64) + parts).tolist(),
         *places[borders_of[:-1], :2].T.tolist(),
-        _offsets(sampler, source, ranges, (pieces, borders)).tolist(),
+        _offsets(sampler, source, ranges, Pieces(pieces, borders)).tolist(),
         substitute[of].tolist(),
     )
     return [Sighting(*fields) for fields in zip(*columns, strict=True)]

@@ -28,7 +28,7 @@ def only_exclusions_differ(a: Plan, b: Plan) -> bool:
     if max(len(plan.stages) for plan in (a, b)) > MAX_STAGES:
         return False  # the positions of excluded windows may lie in as many blocks, 0.4 ms each
     same = a.arithmetic == b.arithmetic and a.skip_steps == b.skip_steps
-    return same and _placements(a) == _placements(b)
+    return same and a.fingerprints == b.fingerprints and _placements(a) == _placements(b)
 
 
 def suspects(a: Sampler, b: Sampler, since: int, budget: Budget) -> Iterator[tuple[int, list[int]]]:

@@ -18,6 +18,7 @@ from corpus_server.corpus.publish import sync_folder
 from corpus_server.corpus.tokenizers import eot_beside, open_tokenizer
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.tools.building.assemble import assemble, origin_of
+from corpus_server.tools.building.chats import find_chat
 from corpus_server.tools.building.inputs import Found, find_inputs
 from corpus_server.tools.building.job import PARTS, WHOLE, BuildOptions, Input, Job, Part, work_folder
 from corpus_server.tools.building.manifest import Manifest, folders, read_manifest
@@ -93,8 +94,21 @@ def ignore(*progress: object) -> None:
 _BYTES_EOT: Final = 0
 
 
-def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> BuildOptions:
-    """Return the options of a build, with what the tokenizer says: its vocabulary, its end-of-text token."""
+def choose_options(
+    *,
+    tokenizer: str | None,
+    eot: int | None,
+    chat: str | None = None,
+    chat_template: Path | None = None,
+    **others: Any,
+) -> BuildOptions:
+    """Return the options of a build, with what the tokenizer says: its vocabulary, its end-of-text token.
+
+    Args:
+        chat: field with the messages of conversations.
+        chat_template: file of the template that renders them, instead of the tokenizer's own.
+        others: of `BuildOptions`.
+    """
     opened = None if tokenizer is None else open_tokenizer(tokenizer)
     if opened is None and others.get("column") is None:
         accepted = (
@@ -113,7 +127,14 @@ def choose_options(*, tokenizer: str | None, eot: int | None, **others: Any) -> 
     if tokenizer not in (None, "bytes"):
         tokenizer = str(Path(tokenizer).absolute())
     vocab_size = None if opened is None else opened.vocab_size
-    return BuildOptions(tokenizer=tokenizer, eot=eot, vocab_size=vocab_size, **others)
+    found = None
+    if chat is not None:
+        if opened is None or opened.encode_marked_up("") is None:
+            raise InvalidParameter.expected("tokenizer", "a tokenizer.json with chat", tokenizer)
+        found = find_chat(chat, Path(str(tokenizer)), chat_template)
+    elif chat_template is not None:
+        raise InvalidParameter.expected("chat_template", "left out without chat", str(chat_template))
+    return BuildOptions(tokenizer=tokenizer, eot=eot, vocab_size=vocab_size, chat=found, **others)
 
 
 def name_of(tokenizer: str | None, token: int) -> str | None:

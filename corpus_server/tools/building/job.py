@@ -56,6 +56,15 @@ class Split(Strict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Chat(Strict):
+    """How conversations become text, see chats.py."""
+
+    field: str  # that holds the list of messages
+    template: str  # Jinja
+    tokens: dict[str, str]  # names that the template knows, such as `bos_token` and `eos_token`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BuildOptions(Strict):
     """Everything that decides the bytes of the corpus, besides the inputs.
 
@@ -63,6 +72,7 @@ class BuildOptions(Strict):
         tokenizer: `bytes`, or the absolute path of a tokenizer's file; None for columns of ids without one.
         text_field: field of JSON lines, or column, that holds a document's text.
         column: field or column that holds a document's token ids; then no text is read.
+        chat: the documents are conversations; then neither text nor ids are read.
         eot: id of the end-of-text token, which ends each document.
         vocab_size: of the tokenizer; None without one.
         shard_tokens: most tokens of a shard.
@@ -77,6 +87,7 @@ class BuildOptions(Strict):
     tokenizer: str | None
     text_field: str = "text"
     column: str | None = None
+    chat: Chat | None = None
     eot: int
     vocab_size: int | None
     shard_tokens: int = SHARD_TOKENS
@@ -117,7 +128,7 @@ class BuildOptions(Strict):
     @property
     def has_masks(self) -> bool:
         """Whether the corpus has loss masks."""
-        return self.mask not in ((), (NO_MASK,))
+        return self.chat is not None or self.mask not in ((), (NO_MASK,))
 
     @property
     def in_pieces(self) -> bool:

@@ -11,6 +11,7 @@ A part leaves these files, each published when it is complete. The last one show
 
 from __future__ import annotations
 
+import json
 import os
 from bisect import bisect_right
 from collections import Counter
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
+import orjson
 import xxhash
 
 from corpus_server.corpus.metadata.pieces import append
@@ -30,9 +32,11 @@ from corpus_server.corpus.metadata.write import record_batch
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.tokenizers import Tokenizer, open_tokenizer
 from corpus_server.errors import UnreadableCorpus
+from corpus_server.tools.building.chats import render
 from corpus_server.tools.building.job import MAX_IDS, SKIPPED, BuildOptions, Part
 from corpus_server.tools.building.kept import Kept
 from corpus_server.tools.building.kinds import Document
+from corpus_server.tools.building.kinds.text import TEXT_CHARS
 from corpus_server.tools.building.manifest import Strict, read_json, write_json
 from corpus_server.tools.building.sources import read_documents
 
@@ -97,6 +101,8 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
         left_out: Counter[str] = Counter()
         writers = [_Writer(options, part.number, folder, name, files) for name in options.split_names]
         for batch in _batches(read_documents(part, options)):
+            if options.chat is not None:
+                batch = [_render_chat(document, options) for document in batch]
             for document, ids in zip(batch, _encode(batch, options), strict=True):
                 if isinstance(ids, UnreadableCorpus) and not is_skipping:
                     if options.on_error == "refuse":
@@ -141,7 +147,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     size = 0
     for document in documents:
         batch.append(document)
-        size += len(document.content)
+        size += _size(document)
         if size >= _BATCH_SIZE:
             yield batch
             batch, size = [], 0
@@ -149,9 +155,15 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
+def _size(document: Document) -> int:
+    if isinstance(document.content, list):  # messages
+        return sum(len(str(message)) for message in document.content)
+    return len(document.content)
+
+
 def _encode(batch: Sequence[Document], options: BuildOptions) -> list[Tokens | UnreadableCorpus]:
     """Return the token ids of each document, or why it has none."""
-    if options.tokenizer is None or options.column is not None:
+    if options.tokenizer is None or options.column is not None or options.chat is not None:
         return [each.error or _check_range(each, options.vocab_size or MAX_IDS) for each in batch]
     # SentencePiece gives a token for an empty text, too.
     encoded = iter(_encode_texts([each for each in batch if each.content], options))
@@ -196,9 +208,46 @@ def _without_eot(
     return document.unreadable(what, remedy)
 
 
+def _render_chat(document: Document, options: BuildOptions) -> Document:
+    """Return a conversation as token ids and their loss mask, or with the error that names it."""
+    if document.error is not None or not document.content:
+        return document._replace(content=_NOTHING)
+    assert options.chat is not None
+    tokenizer = _tokenizer(str(options.tokenizer))
+    for number, message in enumerate(document.content):
+        if (name := tokenizer.find_special(json.dumps(message, ensure_ascii=False))) is not None:
+            what = f"message {number} holds {name!r}, the name of a special token"
+            remedy = "change the text, or leave such documents out with --on-error skip"
+            return document.failed(document.unreadable(what, remedy))
+    try:
+        text, targets = render(options.chat, document.content)
+        if len(text) > TEXT_CHARS:
+            raise ValueError(f"is longer than {TEXT_CHARS:,} characters")
+        marked = tokenizer.encode_marked_up(text)
+        assert marked is not None
+    except (KeyboardInterrupt, SystemExit, MemoryError, AssertionError):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a panic of a tokenizer in Rust is no Exception
+        return document.failed(document.unreadable(" ".join(str(error).split())[:400]))
+    ids, offsets = marked
+    if (ids[:-1] == options.eot).any():
+        return document.failed(
+            document.unreadable(
+                f"the chat template puts the end-of-text token {options.eot} inside the conversation",
+                "choose a token that ends documents alone with --eot",
+            )
+        )
+    mask = np.zeros(len(ids), np.uint8)
+    for start, stop in targets:
+        inside = np.flatnonzero((offsets[:, 0] < stop) & (offsets[:, 1] > start))
+        if inside.size:
+            mask[inside[0] : inside[-1] + 1] = 1
+    return document._replace(content=ids, mask=mask)
+
+
 def _dropped(document: Document, options: BuildOptions) -> str:
     """Return the characters of a document for which the tokenizer has no token."""
-    if options.tokenizer is None or options.column is not None:
+    if options.tokenizer is None or options.column is not None or options.chat is not None:
         return ""
     return _tokenizer(options.tokenizer).dropped(document.content)
 
@@ -233,7 +282,10 @@ def _chooser(options: BuildOptions) -> Callable[[Document], int]:
             return 0
         content = document.content
         if (digest := document.digest) is None:
-            data = content.encode() if isinstance(content, str) else content.astype("<u4").tobytes()
+            if isinstance(content, list):
+                data = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
+            else:
+                data = content.encode() if isinstance(content, str) else content.astype("<u4").tobytes()
             digest = xxhash.xxh3_64_intdigest(data)
         found = bisect_right(bounds, digest)
         return (found + 1) % (len(bounds) + 1)  # `train`, number 0, takes what no share does

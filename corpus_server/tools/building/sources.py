@@ -94,7 +94,8 @@ def _kind(path: str, options: BuildOptions | None = None) -> Kind:
         raise unreadable(Path(path), f"has no field {options.keep[0]!r} to keep", remedy)
     if options is not None and options.has_masks and not kind.has_fields:
         remedy = "JSON lines, Parquet and Arrow files have fields"
-        raise unreadable(Path(path), f"has no field {options.mask[0]!r} for a loss mask", remedy)
+        name = options.mask[0] if options.chat is None else options.chat.field
+        raise unreadable(Path(path), f"has no field {name!r}", remedy)
     return kind
 
 

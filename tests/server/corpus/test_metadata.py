@@ -75,6 +75,39 @@ def test_long_values_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
         assert table.rows([399], Budget())[399]["html"].startswith("399x")
 
 
+def test_a_value_of_hundreds_of_megabytes_is_not_read_and_says_so(tmp_path: Path) -> None:
+    """It takes 12 kB of a file, and would take a gigabyte of memory; other columns of the row are there."""
+    folder = write_corpus(tmp_path / "web", [[3] * 4])
+    text = ["short", "x" * (256 << 20), "short", "short"]
+    write_metadata(folder / "documents", {"id": ["a", "b", "c", "d"], "text": text}, compression="zstd")
+    with Corpus.open(spec(folder, dtype="uint32")) as corpus:
+        table = corpus.metadata()
+        assert table is not None
+        pool = pa.default_memory_pool()
+        before = pool.max_memory()
+        found = table.rows([0, 1], Budget())
+        assert pool.max_memory() == before
+        assert table.rows([2], Budget(), ["id"]) == {2: {"id": "c"}}
+    assert [found[number]["id"] for number in (0, 1)] == ["a", "b"]
+    assert all(row["text"].startswith("not read: a page of this column has 268,4") for row in found.values())
+
+
+def test_a_long_text_of_many_rows_is_decoded_once(tmp_path: Path) -> None:
+    """2,000 rows of one text of a megabyte: two gigabytes, if each had its own."""
+    folder = write_corpus(tmp_path / "web", [[3] * 2000])
+    text = pa.array(["y" * (1 << 20)]).dictionary_encode()
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), text.dictionary)
+    (folder / "documents").mkdir()
+    pq.write_table(pa.table({"text": column}), folder / "documents" / "0.parquet")
+    with Corpus.open(spec(folder, dtype="uint32")) as corpus:
+        table = corpus.metadata()
+        assert table is not None
+        pool = pa.default_memory_pool()
+        before = pool.max_memory()
+        assert table.rows([1999], Budget())[1999]["text"] == "y" * (1 << 20)
+        assert pool.max_memory() < before + (256 << 20)
+
+
 def test_row_groups_that_contradict_the_footer_are_refused(tmp_path: Path) -> None:
     """A footer with another number of rows of the first group, as Thrift's zigzag number of 700."""
     folder = write_corpus(tmp_path / "web", [[3] * 1500])

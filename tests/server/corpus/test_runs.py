@@ -85,7 +85,7 @@ def test_no_window_of_a_plan_crosses_from_one_run_to_the_next(folder: Path) -> N
              "stages": [{"from_step": 0, "global_batch_size": 163, "mixture": {"c": 1.0}}]}
         )  # fmt: skip
         bound = catalog.bind(plan)
-        locations = bound.sampler.locate_rows(0, range(163), count=1).reshape(-1, 2)
+        locations = bound.sampler.pieces(0, range(163)).places[:, :2]
         expected = [
             run[at : at + 10] for run in [*RUNS, some_tokens(100)] for at in range(0, run.size - 9, 10)
         ]

@@ -63,9 +63,9 @@ def test_a_view_is_its_documents_laid_end_to_end(
             assert np.array(view.sequences())[0].tolist() == bounds[:-1]
 
             def located(start: int, stop: int) -> list[int]:
-                pieces = view.locate_range(start, stop - start)
+                pieces = view.pieces(np.array([start]), np.array([stop])).places.tolist()
                 first = view.base.starts
-                return [first[shard] + each for shard, low, high in pieces for each in range(low, high)]
+                return [first[shard] + at + each for shard, at, size in pieces for each in range(size)]
 
             for start, end in [
                 (0, places.size),
@@ -166,4 +166,4 @@ def test_a_view_of_the_whole_corpus_has_its_tokens(folder: Path, tmp_path: Path)
     with opened(folder, write_view(folder, [1] * 7, tmp_path / "b.view")) as view:
         assert view.starts == view.base.starts
         pieces = [(shard, 0, size) for shard, size in enumerate(b - a for a, b in pairwise(view.starts))]
-        assert view.locate_range(0, view.num_tokens) == pieces
+        assert list(map(tuple, view.pieces(np.array([0]), np.array([view.num_tokens])).places)) == pieces

@@ -27,7 +27,6 @@ from corpus_server.plan.mixture import quantise
 from corpus_server.plan.packing import Packing, build
 from corpus_server.plan.packing.spread import Class, merge, spread
 from corpus_server.plan.permutation import invert, mix64, permute, round_keys, stream_key, uniform
-from corpus_server.plan.rows import without_empty
 from tests import second
 from tests.corpora import spec, write_megatron
 from tests.packed import PackedCase
@@ -430,7 +429,7 @@ def check_id(case: PackedCase, plan: SecondPlan) -> None:
 
 def check_rows(case: PackedCase, plan: SecondPlan, step: int) -> None:
     expected = [plan.pieces(step, row) for row in range(plan.global_batch_size(step))]
-    pieces, borders = without_empty(case.sampler.pieces(step, range(len(expected))))
+    pieces, borders = case.sampler.pieces(step, range(len(expected))).without_empty()
     found = [[tuple(piece) for piece in row.tolist()] for row in np.split(pieces, borders[1:-1])]
     assert found == expected, f"step {step}, {case}"
 

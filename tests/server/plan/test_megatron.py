@@ -156,16 +156,6 @@ def test_steps_beyond_the_samples_are_refused(step: int, count: int, accepted: s
     assert (error.parameter, error.received, error.accepted) == ("step", step, accepted)
 
 
-def test_a_row_has_no_one_place() -> None:
-    with pytest.raises(InvalidParameter) as caught:
-        sampler(plan(13, [(0, 4)])).locate(0)
-    assert caught.value.detail == (
-        "a row of order megatron joins pieces of several documents, so no shard and start token say where it "
-        "lies; ask for its pieces"
-    )
-    assert (caught.value.parameter, caught.value.accepted) == ("plan", "plans whose rows are windows")
-
-
 def rows_of(found: Sampler, step: int) -> list[list[list[int]]]:
     """What each row of a step is made of."""
     pieces, borders = found.pieces(step, range(found.check_part(step)))

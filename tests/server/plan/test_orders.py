@@ -146,9 +146,9 @@ def test_an_order_that_lacks_a_method_cannot_be_registered() -> None:
         arrangement = Sequential.arrangement
 
     class OneWay(Sequential):
-        arrangement = type("Forwards", (Arrangement,), {"windows": Sequential.arrangement.windows})
+        arrangement = type("Forwards", (Arrangement,), {"rows_at": Sequential.arrangement.rows_at})
 
     with pytest.raises(TypeError, match=r"order Unfinished lacks working_set, sentence$"):
         require_complete("order", Unfinished)
-    with pytest.raises(TypeError, match=r"order OneWay lacks arrangement\.offsets$"):
+    with pytest.raises(TypeError, match=r"order OneWay lacks arrangement\.offsets_of$"):
         require_complete("order", OneWay)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from corpus_server.plan.packing import Packing, build
 from corpus_server.plan.packing.spread import LEAST_PIECES, Class, merge, spread
 from corpus_server.plan.permutation import stream_key
+from corpus_server.plan.ranges import Ranges
 
 NUM_PIECES = int(os.environ.get("CORPUS_PACKED_PIECES", 2_000_000))
 EPOCHS = (0, 1, 2, 2**40)
@@ -134,6 +135,23 @@ def test_pieces_that_hold_a_token_are_found(source: Source, data: st.DataObject)
         assert packing.touching(start, stop).tolist() == np.flatnonzero(expected).tolist()
     bounds = np.array(ranges, dtype=np.int64).T
     assert packing.touching(*bounds).tolist() == np.flatnonzero(np.any(touched, axis=0)).tolist()
+    inside = Ranges([pair for pair in ranges if pair[0] < min(pair[1], source.shard_ends[-1])])
+    if inside.total:
+        held = Ranges(packing.held(*inside.bounds.astype(np.int64).T))
+        expected = np.flatnonzero(np.any(touched, axis=0))
+        assert held == Ranges(np.stack((expected, expected + 1), axis=1))
+
+
+def test_the_pieces_of_many_documents_are_a_range_for_each_class_of_a_block() -> None:
+    lengths = np.random.default_rng(0).integers(1, 200, 20_000)
+    for block_documents in (3000, 20_000):
+        packing = Source([lengths.tolist()], 0, 64, block_documents).packing()
+        starts, counts = packing.tokens(everything(packing))
+        start, stop = 1000, int(lengths.sum()) - 1000
+        ranges = packing.held(np.array([start]), np.array([stop]))
+        expected = np.flatnonzero((starts < stop) & (starts + counts > start))
+        assert Ranges(ranges) == Ranges(np.stack((expected, expected + 1), axis=1))
+        assert len(ranges) < 500
 
 
 def test_the_worked_example_of_the_page() -> None:

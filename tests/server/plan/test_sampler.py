@@ -54,10 +54,14 @@ def test_a_part_that_was_checked_lies_where_locate_says(world_size: int) -> None
     subject = sampler(one_source("web", 8, 24), [300, 169])
     for rank in range(world_size):
         rows = subject.check_part(3, count=5, rank=rank, world_size=world_size)
-        located = subject.locate_rows(3, range(rank * rows, (rank + 1) * rows), count=5)
+        located = (
+            subject.pieces(3, range(rank * rows, (rank + 1) * rows), count=5)
+            .places[:, :2]
+            .reshape(5, rows, 2)
+        )
         assert (located == subject.locate(3, count=5, rank=rank, world_size=world_size)).all()
         some = range(rank * rows + 1, rank * rows + 4)
-        assert (subject.locate_rows(3, some, count=5) == located[:, 1:4]).all()
+        assert (subject.pieces(3, some, count=5).places[:, :2] == located[:, 1:4].reshape(-1, 2)).all()
 
 
 @pytest.mark.parametrize("order", EPOCH_ORDERS)
@@ -231,12 +235,12 @@ def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
         assert caught.value.parameter == "plan"
         return
     positions = np.arange(3 * windows.size, 5 * windows.size, dtype="uint64")
-    shown, epochs = found.windows_at(1, positions)
+    shown, epochs = found.rows_at(1, positions)
     assert epochs.tolist() == [3] * windows.size + [4] * windows.size
     assert sorted(shown.tolist()) == sorted(2 * windows.tolist())
     assert (found.positions_of(1, shown, epochs) == positions).all()
     assert found.pieces_at(1, positions)[0][:, :2].tolist() == found.windows.locate(shown).tolist()
-    every = found.windows_at(np.ones(positions.size, dtype=np.intp), positions)
+    every = found.rows_at(np.ones(positions.size, dtype=np.intp), positions)
     assert (every[0] == shown).all()
     assert (every[1] == epochs).all()
 
@@ -245,6 +249,6 @@ def test_in_most_orders_a_row_is_one_piece() -> None:
     stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
     found = sampler({"seq_len": 4, "stages": [stage], "seed": 1}, [50, 60])
     pieces, borders = found.pieces(2, range(1, 5), count=3)
-    rows = np.concatenate([found.locate_rows(step, range(1, 5))[0] for step in (2, 3, 4)])
+    rows = np.concatenate([found.locate(step)[0, 1:5] for step in (2, 3, 4)])
     assert pieces.tolist() == [[shard, start, 5] for shard, start in rows.tolist()]
     assert borders.tolist() == list(range(13))

@@ -43,7 +43,7 @@ def test_they_are_the_same_in_any_order(bound: BoundPlan, rows: range, count: in
             bound.sampler.check_part(step, count=count)
         except Exception:  # noqa: BLE001 - nobody may ask for these
             continue
-        expected = bound.sampler.locate_rows(step, rows, count=count).reshape(-1, 2)
+        expected = bound.sampler.pieces(step, rows, count=count).places[:, :2]
         selection, first = reading.select(bound, step, rows, count)
         tokens = selection.read(slice(first, first + len(expected)))
         assert np.array_equal(tokens, bound.gatherer.gather(expected, 9, bound.dtype)), step
@@ -51,7 +51,7 @@ def test_they_are_the_same_in_any_order(bound: BoundPlan, rows: range, count: in
 
 def check_selected(bound: BoundPlan, step: int, count: int, length: int) -> None:
     """Check that the selection for steps holds their rows."""
-    expected = bound.sampler.locate_rows(step, range(8), count=count).reshape(-1, 2)
+    expected = bound.sampler.pieces(step, range(8), count=count).places[:, :2]
     selection, first = reading.select(bound, step, range(8), count)
     tokens = selection.read(slice(first, first + len(expected)))
     assert np.array_equal(tokens, bound.gatherer.gather(expected, length, bound.dtype)), step

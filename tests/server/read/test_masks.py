@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from corpus_server.catalog import Catalog
 from corpus_server.errors import CorpusChanged, FingerprintMismatch
+from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan
-from corpus_server.plan.rows import end_rows
 from corpus_server.read import gather
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.pieces import PieceSelection
 from corpus_server.read.reading import WindowReading, read_arrays
 from corpus_server.work import Budget
 from tests.corpora import some_tokens, spec, write_llmc, write_megatron, write_raw
@@ -110,9 +109,9 @@ def test_a_plan_says_which_sources_have_masks(catalog: Catalog) -> None:
 
 def test_the_end_of_a_row_that_no_piece_fills_is_masked(catalog: Catalog) -> None:
     bound = bind(catalog, "shuffle", "some", "bare")  # shards 0 and 1 are those of `bare`
-    pieces = np.array([[2, 3, 9], [0, 395, 5], [5, 10, 17], [1, 2, 12]]), np.array([0, 2, 3, 4])
-    tokens, borders = end_rows(pieces, 17, 50_000)
-    rows = PieceSelection(bound.masks, (bound.masks.places_of(tokens), borders), np.dtype(bool))
+    places = np.array([[2, 3, 9], [0, 395, 5], [5, 10, 17], [1, 2, 12]])
+    pieces = Pieces(places, np.array([0, 2, 3, 4]))
+    rows = bound.masks.select_rows(pieces.ended(17, 50_000), np.dtype(bool))
     some = mask_of("some", 0), mask_of("some", 3)
     assert rows.read(slice(0, 3)).astype(int).tolist() == [
         [*some[0][3:12], *[1] * 5, *[0] * 3],

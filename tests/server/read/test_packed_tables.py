@@ -21,7 +21,7 @@ import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus.publish import publishing_folder
-from corpus_server.errors import InvalidPlan, Overloaded, ReadFailed
+from corpus_server.errors import InvalidPlan, Overloaded, ReadFailed, StateUnavailable
 from corpus_server.plan import Plan
 from corpus_server.plan.tabled import Job
 from corpus_server.read import tables
@@ -186,3 +186,22 @@ def test_a_plan_that_was_made_for_other_lengths_is_refused(catalog: Catalog, tmp
         catalog.bind(other)
     assert caught.value.parameter == "rows.documents.lengths"
     assert catalog.bind(replace(bound.plan)).plan.id == bound.plan.id
+
+
+def test_a_table_that_a_full_disk_cannot_keep_is_said_to_be_one_of_the_state_folder(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure was: `read-failed`, as if the corpus could not be read."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount")
+    monkeypatch.setattr(tables, "_MOST_IN_PROCESS", 0)
+    try:
+        with pytest.raises(StateUnavailable, match="the table of a plan cannot be kept: No space left"):
+            bind(catalog, folder / "tables", plan())
+        assert [each.name for each in (folder / "tables").iterdir() if not each.name.startswith(".")] == []
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+    assert_same_rows(bind(catalog, folder / "tables", plan()), bind(catalog, tmp_path / "other", plan()))

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import CorpusChanged
-from corpus_server.plan.rows import NO_SHARD, Pieces, end_rows
+from corpus_server.pieces import NO_SHARD, Pieces
 from corpus_server.read import gather
 from corpus_server.read.gather import Gatherer
-from corpus_server.read.pieces import PieceSelection
 from tests.corpora import open_shard, some_tokens, write_llmc, write_npy, write_raw
 from tests.pages import drop
 
@@ -38,7 +37,7 @@ def scattered_pieces(num_rows: int) -> Pieces:
     """Return two pieces for each row, of 400 and 200 tokens of the two shards, and the rows' borders."""
     starts = np.random.default_rng(0).permutation(NUM_TOKENS // 5000)[: 2 * num_rows] * 5000
     shards = np.arange(2 * num_rows) % 2
-    return np.stack((shards, starts, 400 - 200 * shards), axis=1), np.arange(0, 2 * num_rows + 1, 2)
+    return Pieces(np.stack((shards, starts, 400 - 200 * shards), axis=1), np.arange(0, 2 * num_rows + 1, 2))
 
 
 def naive(shards: list[np.ndarray], pieces: Pieces, length: int, ends: list[int]) -> np.ndarray:
@@ -94,12 +93,12 @@ def test_any_rows_equal_a_loop_over_their_pieces(
             pieces.append((number, last if draw.random() < 0.2 else int(draw.integers(0, last + 1)), size))
             left -= size
         borders.append(len(pieces))
-    given_pieces = np.array(pieces, dtype=np.int64).reshape(-1, 3), np.array(borders)
+    given_pieces = Pieces(np.array(pieces, dtype=np.int64).reshape(-1, 3), np.array(borders))
     ends = draw.integers(0, 60_000, num_rows)
     expected = naive([shard.tokens for shard in shards], given_pieces, length, ends.tolist())
-    ended = end_rows(given_pieces, length, ends)
+    ended = given_pieces.ended(length, ends)
     dtype = UINT16 if num_shards <= 3 else INT64
-    selection = PieceSelection(Gatherer(shards), ended, dtype)
+    selection = Gatherer(shards).select_rows(ended, dtype)
     for first, stop in ((0, num_rows), sorted(data.draw(st.tuples(*[st.integers(0, num_rows)] * 2)))):
         found = selection.read(slice(first, stop))
         assert (found.dtype, found.flags.c_contiguous) == (dtype, True)
@@ -109,24 +108,23 @@ def test_any_rows_equal_a_loop_over_their_pieces(
 
 def test_the_end_of_a_row_is_one_piece_of_no_shard() -> None:
     """Rows that are full stay as they are; one id may stand for all rows."""
-    pieces = np.array([(0, 7, 3), (1, 0, 2), (0, 9, 5)]), np.array([0, 0, 2, 3])
-    found, borders = end_rows(pieces, 5, 50256)
+    pieces = Pieces(np.array([(0, 7, 3), (1, 0, 2), (0, 9, 5)]), np.array([0, 0, 2, 3]))
+    found, borders = pieces.ended(5, 50256)
     assert found.tolist() == [[NO_SHARD, 50256, 5], *pieces[0].tolist()]
     assert borders.tolist() == [0, 1, 3, 4]
-    found, borders = end_rows(pieces, 6, np.array([1, 2, 3], dtype=np.uint16))
+    found, borders = pieces.ended(6, np.array([1, 2, 3], dtype=np.uint16))
     assert found[borders[1:] - 1].tolist() == [[-1, 1, 6], [-1, 2, 1], [-1, 3, 1]]
 
 
 @pytest.mark.parametrize("piece", [(0, -1, 5), (0, NUM_TOKENS - 4, 5), (1, 2**62, 5)])
 def test_a_piece_outside_its_shard_is_never_read(gatherer: Gatherer, piece: tuple[int, int, int]) -> None:
     with pytest.raises(IndexError, match="lies outside its shard"):
-        PieceSelection(gatherer, (np.array([(0, 0, 5), piece]), np.arange(3)), UINT16)
+        gatherer.select_rows(Pieces(np.array([(0, 0, 5), piece]), np.arange(3)), UINT16)
 
 
 def test_once_a_piece_came_from_disk_the_rest_are_asked_for_at_once(
     paths: list[Path], gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as the copy touches them: to the end of their last chunks, and of their shards."""
     asked = []
     monkeypatch.setattr(
         gather, "read_ahead", lambda at, sizes: asked.extend(zip(at.tolist(), sizes.tolist(), strict=True))
@@ -135,20 +133,18 @@ def test_once_a_piece_came_from_disk_the_rest_are_asked_for_at_once(
     all_pieces[-1, 1] = NUM_TOKENS - 200
     for path in paths:
         drop(path)
-    selection = PieceSelection(gatherer, (all_pieces, borders), UINT16)
+    selection = gatherer.select_rows(Pieces(all_pieces, borders), UINT16)
     first = selection.read(slice(0, 20))
     assert gatherer.cold
     assert gatherer.num_faults >= 40  # reading ahead goes on after such a request
     assert asked == []
     rest = [selection.read(slice(20, 40)), selection.read(slice(40, 60))]
     addresses = [shard.address for shard in gatherer.shards]
-    touched = [512, 256] * 39 + [512, 200]
     assert asked == [
-        (addresses[number] + 2 * at, 2 * count)
-        for (number, at, _), count in zip(all_pieces[40:].tolist(), touched, strict=True)
+        (addresses[number] + 2 * at, 2 * count) for number, at, count in all_pieces[40:].tolist()
     ]
     tokens = [some_tokens(NUM_TOKENS, seed=number) for number in range(2)]
-    expected = naive(tokens, (all_pieces, borders), 600, [0] * 60)
+    expected = naive(tokens, Pieces(all_pieces, borders), 600, [0] * 60)
     np.testing.assert_array_equal(np.concatenate([first, *rest]), expected)
 
 
@@ -158,7 +154,7 @@ def test_a_change_during_the_copy_is_found_after_it(
     """Only the rows of the changed shard are refused."""
     all_pieces, borders = scattered_pieces(2)
     all_pieces[1:, 0] = 0, 1, 1  # each row lies in one shard
-    selection = PieceSelection(gatherer, (all_pieces, borders), UINT16)
+    selection = gatherer.select_rows(Pieces(all_pieces, borders), UINT16)
     selection.check_unchanged(slice(0, 2))
     monkeypatch.setattr(gather, "num_major_faults", lambda: paths[1].write_bytes(bytes(2 * NUM_TOKENS)))
     selection.read(slice(0, 1))

@@ -17,6 +17,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusChanged, InvalidParameter
+from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan
 from corpus_server.read import reading as reading_module
 from corpus_server.read.bound_plan import BoundPlan
@@ -87,13 +88,13 @@ def test_windows_are_the_rows_of_a_rank_however_many_are_located_at_once(
 
 def test_the_rows_that_were_located_last_are_kept(bound: BoundPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[range] = []
-    locate = bound.sampler.locate_rows
+    locate = bound.sampler.pieces
 
-    def counted(step: int, rows: range, *, count: int = 1) -> np.ndarray:
+    def counted(step: int, rows: range, **more: int) -> Pieces:
         asked.append(rows)
-        return locate(step, rows, count=count)
+        return locate(step, rows, **more)
 
-    monkeypatch.setattr(bound.sampler, "locate_rows", counted)
+    monkeypatch.setattr(bound.sampler, "pieces", counted)
     monkeypatch.setattr(reading_module, "MAX_LOCATED_ROWS", 5)
     reading = WindowReading(bound, Budget(), step=0, count=1, rank=1, rows=ROWS)
     assert asked == []  # the size is known before anything is located

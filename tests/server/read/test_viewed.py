@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from contextlib import ExitStack
+from itertools import accumulate, pairwise, permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
+from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.views import View
-from corpus_server.errors import InvalidPlan
+from corpus_server.corpus.views.places import Places
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import InvalidPlan, UnknownDocument
 from corpus_server.plan import Plan
 from corpus_server.plan.questions.diff import compare
 from corpus_server.plan.questions.lookup import look_up
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.reading import WindowReading
+from corpus_server.read.reading import RangeReading, WindowReading, num_bytes
+from corpus_server.tools.viewing.make import make_view
 from corpus_server.work import Budget
-from tests.corpora import spec
-from tests.views import laid_out, viewed_catalog
+from tests.corpora import megatron_index, spec, write_megatron
+from tests.views import laid_out, viewed_catalog, write_corpus
 
 DRAW = np.random.default_rng(5)
 SHARDS = [DRAW.integers(1, 40, size).tolist() for size in (300, 40, 270)]
@@ -170,3 +176,100 @@ def test_plans_of_two_views_are_compared_by_the_corpus_s_tokens(catalog: Catalog
     rows = [epoch_rows(each)[0] for each in (one, other)]
     first = next(n for n, (a, b) in enumerate(zip(*rows, strict=False)) if a != b)
     assert found.first_step == first // 4
+
+
+def test_a_row_whose_pieces_are_all_excluded_is_end_of_text(tmp_path: Path) -> None:
+    """Also of a view with more tokens than its corpus, where the row's place in the view lies beyond that."""
+    lengths = [9] * 6 + [13] * 2
+    counts = [5] * 6 + [1] * 2
+    with viewed_catalog(tmp_path, [lengths], {"hq": counts}) as catalog:
+        document = {"seq_len": 12, "seed": 7, "rows": {"documents": {"block_documents": 99}}}
+        stage = {"from_step": 0, "global_batch_size": 1, "mixture": {"hq": 1}, "exclude": {"hq": [[54, 80]]}}
+        plan = catalog.bind(Plan.from_json({**document, "stages": [stage]}))
+        size = int(plan.sampler.num_windows[0])
+        readings = [WindowReading(plan, Budget(), step=step, count=1, rank=0, rows=1) for step in range(size)]
+        served = np.concatenate([each.read(0, 1) for each in readings])
+    assert np.count_nonzero((served == 0).all(axis=1)) == 2
+
+
+def test_plans_of_corpora_of_one_name_are_compared_by_their_content(tmp_path: Path) -> None:
+    """A corpus that grew has its name, and what it held before has another content or number of shards."""
+    folders = [write_corpus(tmp_path / name, shards, first=first) for name, shards, first in (
+        ("a", [[5] * 40], 1), ("b", [[5] * 40], 1000), ("c", [[5] * 40, [5] * 40], 5000),
+    )]  # fmt: skip
+    plans = []
+    with ExitStack() as opened:
+        for folder in folders:
+            catalog = opened.enter_context(Catalog.open([spec(folder, "web", dtype="uint32")]))
+            plans.append(bound(catalog, {"web": 1}))
+        for one, other in permutations(plans, 2):
+            found = compare(one.sampler, other.sampler, Budget(), num_steps=3)
+            assert (found.first_step, [each.num_rows for each in found.steps]) == (0, [4, 4, 4])
+
+
+def test_rows_of_documents_over_a_view_of_documents_of_several_sequences(tmp_path: Path) -> None:
+    """In Megatron's format a document may be several sequences; a view has documents."""
+    sequences = [[*range(10 * n + 1, 10 * n + 8), 0] for n in range(8)]
+    path = write_megatron(tmp_path / "m", sequences)
+    index = megatron_index([8] * 8, documents=[0, 3, 4, 8])
+    path.with_suffix(".idx").write_bytes(index)
+    view = tmp_path / "v.view"
+    with Corpus.open(CorpusSpec.parse(f"m={path},eot=0")) as corpus:
+        assert corpus.num_documents == 3
+        make_view(corpus, np.array([1, 0, 2], dtype=np.uint16), view, made={})
+    with Catalog.open([CorpusSpec.parse(f"m={path},eot=0"), CorpusSpec.parse(f"v=m?view={view}")]) as catalog:
+        plan = bound(catalog, {"v": 1}, "documents")
+        served = WindowReading(plan, Budget(), step=0, count=4, rank=0, rows=4).read(0, 16)
+    assert not {31, 32, 33, 34, 35, 36, 37} & set(served.ravel().tolist())
+    assert {1, 27, 41, 77} <= set(served.ravel().tolist())
+
+
+def test_shards_are_those_of_the_pieces_of_rows(catalog: Catalog) -> None:
+    """Also where rows join documents, and where windows of other shards stand in for excluded ones."""
+    excluded = {"exclude": {"hq": [[STARTS[200], STARTS[330]]]}}
+    for layout in LAYOUTS:
+        plan = bound(catalog, {"hq": 0.5, "less": 0.5}, layout, **excluded)
+        which, shards = plan.sampler.shards(3, range(1, 4), count=25)
+        pieces = plan.sampler.pieces(3, range(1, 4), count=25).without_empty()
+        expected = {*zip(pieces.each_once().tolist(), pieces.places[:, 0].tolist(), strict=True)}
+        found = list(zip(which.tolist(), shards.tolist(), strict=True))
+        assert (found, set(found)) == (sorted(found), expected)
+
+
+def test_a_document_that_a_view_holds_very_often_is_looked_up(tmp_path: Path) -> None:
+    """Its copies come apart, each between two others. Looking at pairs of them would take minutes."""
+    times, lengths = 40_000, [5, 6, 7]
+    with viewed_catalog(tmp_path, [lengths], {"hq": [times] * 3}) as catalog:
+        for layout in ("windows", "documents"):
+            plan = bound(catalog, {"hq": 1}, layout)
+            found = look_up(plan.sampler, "hq", 5, 11, Budget(), epochs=1, limit=3)
+            assert len(found.rows) == 3
+            if layout == "documents":
+                assert found.num_found >= times // 3  # up to three fit into a row
+            else:
+                assert found.num_found == int(plan.sampler.num_windows[0])
+
+
+def test_a_range_of_a_view_has_a_size_before_anything_is_looked_for(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = catalog.corpora["hq"]
+    reading = RangeReading(view, catalog.gatherer("hq"), start=7, stop=view.num_tokens)
+    expected = np.where(np.isin(VIEWED + 1, STARTS), 0, VIEWED + 1)
+    for most in (10, 1000):
+        read = [
+            reading.read(at, min(most, reading.num_units - at)) for at in range(0, reading.num_units, most)
+        ]
+        assert np.concatenate(read).tolist() == expected[7:].tolist()
+    monkeypatch.setattr(Places, "pieces", lambda *_: pytest.fail("it was looked for"))
+    assert num_bytes(RangeReading(view, catalog.gatherer("hq"), start=0, stop=1000)) == 4000
+
+
+def test_a_document_before_the_first_one_that_a_view_holds_is_unknown(tmp_path: Path) -> None:
+    with viewed_catalog(tmp_path, [[3] * 600], {"hq": [0] * 300 + [1] * 300}) as catalog:
+        view = catalog.corpora["hq"]
+        assert isinstance(view, View)
+        assert (view.own_document(300), view.own_document(599)) == (0, 299)
+        for number in (0, 255, 256, 299):
+            with pytest.raises(UnknownDocument, match="one that view 'hq' holds"):
+                view.own_document(number)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from corpus_server.errors import CorpusChanged, InvalidParameter
-from corpus_server.plan.rows import Pieces
+from corpus_server.pieces import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry
 from corpus_server.stores import StagedFile

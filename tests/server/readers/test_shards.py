@@ -9,8 +9,8 @@ import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan, Stage
-from corpus_server.plan.rows import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import shards as module
 from corpus_server.readers.shards import PlannedShards, RankShards

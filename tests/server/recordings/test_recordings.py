@@ -116,6 +116,13 @@ def test_too_many_rows_are_sampled_by_rank_and_refused_beyond(tmp_path: Path) ->
         sum_losses(recording, 0, 10, 5, Budget(Limits(rows=9)))
 
 
+def test_names_of_megabytes_are_not_read(tmp_path: Path) -> None:
+    """Their bytes are known before one of them is decoded."""
+    write_part(tmp_path, [Record(0, 0, "x" * (8 << 20), 1.0)])
+    (why,) = open_recording(tmp_path, Budget()).unreadable.values()
+    assert why.startswith("its column source has 8,3")
+
+
 def test_files_that_are_no_parts_are_named_and_left_out(tmp_path: Path) -> None:
     """One that is damaged where only reading its rows shows it is an error."""
     good = write_part(tmp_path, [Record(0, 0, "a", 1.0)])

@@ -5,6 +5,7 @@ A token's value says where it lies: `1 + position` in `web`, and from 10,001 on 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from itertools import pairwise
@@ -272,6 +273,32 @@ def test_a_query_spells_rows(server: RunningServer) -> None:
         "invalid-parameter",
         parameter="rows",
     )
+
+
+@pytest.mark.parametrize("harm", ["other-numbers", "damage", "cut"])
+def test_a_table_that_is_changed_under_a_server_is_built_again(
+    folder: Path, tmp_path: Path, harm: str
+) -> None:
+    """The failure was: wrong rows with 200, or a 500 for ever, until a restart."""
+    with start(folder, tmp_path) as server:
+        plan = post(server, document({"web": 1, "code": 1}))["id"]
+        expected = batch(server, plan, 0, count=8)
+        for path in sorted((server.state_dir / "tables").rglob("*.npy")):
+            about, content = path.stat(), bytearray(path.read_bytes())
+            if harm == "cut":
+                content = content[:-8]
+            elif len(content) > 136:
+                numbers = slice(128, None) if harm == "damage" else slice(128, 136)
+                content[numbers] = bytes(b ^ (0xFF if harm == "damage" else 1) for b in content[numbers])
+            with path.open("r+b") as file:
+                file.write(content)
+                file.truncate()
+            os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+        while (answer := server.get("/v1/batches", plan=plan, step=0, count=8)).status != 200:
+            check_problem(answer, 503, "state-unavailable")
+        assert np.array_equal(answer.array(), expected)
+        assert server.log().count("a damaged table is built again") >= 1
+        assert "/v1/batches failed" not in server.log()
 
 
 def test_tables_are_shared_kept_and_checked(folder: Path, tmp_path: Path) -> None:

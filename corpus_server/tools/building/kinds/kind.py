@@ -37,7 +37,8 @@ class Document(NamedTuple):
     Attributes:
         unit: what the file counts its documents in, for errors: "row", say; "" for a whole file.
         number: of the row, sample or item, counted from 0; of a line, the byte at which it begins.
-        content: text, or token ids `(n,)` of any integer type; empty where the file has a null.
+        content: text, or messages of a conversation, or token ids `(n,)` of any integer type; empty where the
+            file has a null.
         mask: `(n,) uint8` beside token ids, 1 where a token is a target of training; None if all are.
         kept: values of the fields that `options.keep` names.
         is_last: more of the same document follows, unless it is set.
@@ -90,12 +91,15 @@ class Kind(NamedTuple):
 
 def field_of(piece: Slice, options: BuildOptions) -> str:
     """Return the field, or column, that holds a document."""
+    if options.chat is not None:
+        return options.chat.field
     return options.column or piece.text_field or options.text_field
 
 
 def no_field(name: str, found: Sequence[str], options: BuildOptions) -> tuple[str, str]:
     """Say that a field is missing, and what to do."""
     option = "--text-field, or for one source SOURCE?text=" if options.column is None else "--column"
+    option = option if options.chat is None else "--chat"
     return f"has no field {name!r}, only {', '.join(map(repr, found))}", f"name one of them with {option}"
 
 

@@ -123,6 +123,11 @@ def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
     if (found := _type(schema, name, types)) is None:
         raise unreadable(path, *no_field(name, schema.names, options))
     is_list = any(check(found) for check in _list_types(types))
+    if options.chat is not None:
+        if not is_list or not types.is_struct(found.value_type):
+            raise unreadable(path, f"expected lists of messages in column {name!r}, got {found}")
+        _check_kept(path, schema, options)
+        return name
     if options.column is not None and not (is_list and types.is_integer(found.value_type)):
         raise unreadable(path, f"expected lists of integers in column {name!r}, got {found}")
     text = found.value_type if types.is_dictionary(found) else found
@@ -191,7 +196,7 @@ def _check_kept(path: Path, schema: Any, options: BuildOptions) -> None:
 
 
 def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator[Document]:
-    if options.column is None:
+    if options.column is None:  # text, or messages
         for number, text in enumerate(column.to_pylist(), first):
             if isinstance(text, bytes):
                 try:

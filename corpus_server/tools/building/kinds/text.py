@@ -257,6 +257,10 @@ def _values(value: Any) -> list[Any] | None:
 
 
 def _json_content(line: Document, name: str, value: Any, options: BuildOptions) -> Any:
+    if options.chat is not None:
+        if value is None or (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
+            return value or ""
+        raise line.unreadable(f"expected a list of messages in {name!r}, got {value!r:.60}")
     if options.column is None:
         if value is None or isinstance(value, str):
             return value or ""

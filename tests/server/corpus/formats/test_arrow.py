@@ -11,10 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from corpus_server.catalog import Catalog
 from corpus_server.corpus.formats import registry
 from corpus_server.corpus.formats.layout import ShardLayout
 from corpus_server.corpus.index import index
 from corpus_server.errors import UnreadableCorpus
+from corpus_server.plan import Plan
+from corpus_server.read.reading import WindowReading
+from corpus_server.work import Budget
 from tests.corpora import open_corpus, open_descriptors, recognise, some_tokens, spec, write_arrow, write_raw
 from tests.serving import command, environment
 
@@ -251,3 +255,17 @@ def test_a_folder_of_datasets_is_a_corpus(tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in tmp_path.glob("data-*.arrow"))
     shown = subprocess.run(command("inspect", tmp_path), env=environment(), capture_output=True, check=True)
     assert f" size         {size / 1000:.1f} kB " in shown.stdout.decode()
+
+
+def test_documents_of_several_batches_are_packed(tmp_path: Path) -> None:
+    """Each batch is a shard; a document that reaches over its end is cut there, as by any shard's end."""
+    rows = [[*range(8 * n + 1, 8 * n + 8), 0] for n in range(50)]
+    path = write_arrow(tmp_path / "a.arrow", lists(rows), rows=8)
+    index(spec(path, eot=0))
+    stage = {"from_step": 0, "global_batch_size": 10, "mixture": {"c": 1}}
+    document = {"seq_len": 7, "rows": "documents", "stages": [stage]}
+    with Catalog.open([spec(path, eot=0)]) as catalog:
+        assert len(catalog.corpora["c"].shards) == 7
+        plan = catalog.bind(Plan.from_json(document))
+        reading = WindowReading(plan, Budget(), step=0, count=5, rank=0, rows=10)
+        assert sorted(reading.read(0, 50).tolist()) == rows
