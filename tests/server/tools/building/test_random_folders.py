@@ -20,8 +20,8 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,15 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
 }
 Rows = Sequence[Any]
+
+
+@cache
+def _library(name: str) -> Any:
+    """Return a library that writes files, None if it is not installed with what it needs."""
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
 
 
 def records(rows: Rows) -> list[dict[str, Any]]:
@@ -112,8 +121,8 @@ def write_text(path: Path, rows: Rows, draw: random.Random) -> None:
 
 def write_saved(folder: Path, rows: Rows, draw: random.Random) -> None:
     """Write what `save_to_disk` writes."""
-    if find_spec("datasets") is not None:
-        made = import_module("datasets").Dataset.from_dict({"doc": list(rows)})
+    if (library := _library("datasets")) is not None:
+        made = library.Dataset.from_dict({"doc": list(rows)})
         made.save_to_disk(str(folder), num_shards=min(len(rows), draw.choice([1, 2])))
         return
     folder.mkdir()
@@ -130,8 +139,8 @@ def write_saved(folder: Path, rows: Rows, draw: random.Random) -> None:
 def write_mds(folder: Path, rows: Rows, draw: random.Random) -> None:
     is_text = isinstance(rows[0], str)
     encoding = "str" if is_text else "ndarray:int32"
-    if find_spec("streaming") is not None:
-        writer = import_module("streaming").MDSWriter
+    if (library := _library("streaming")) is not None:
+        writer = library.MDSWriter
         compression = draw.choice([None, "zstd"])
         with writer(
             out=str(folder), columns={"doc": encoding}, compression=compression, size_limit=200
