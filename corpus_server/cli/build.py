@@ -24,7 +24,9 @@ from corpus_server.cli.common import (
     split_names,
     table,
     warn,
+    warn_of,
 )
+from corpus_server.corpus import Corpus
 from corpus_server.corpus_spec import tokenizer_source
 from corpus_server.errors import InvalidParameter
 from corpus_server.tools.building import Split
@@ -33,7 +35,7 @@ from corpus_server.tools.building.driver import build as build_corpus
 from corpus_server.tools.building.inputs import fetch_source
 from corpus_server.tools.building.job import SHARD_TOKENS
 from corpus_server.tools.building.kept import columns_without_values
-from corpus_server.tools.building.manifest import Manifest
+from corpus_server.tools.building.manifest import Manifest, spec_of
 from corpus_server.tools.building.merge import merge as merge_corpora
 from corpus_server.tools.building.running import in_processes, on_ray
 from corpus_server.tools.hub import fetched_tokenizer
@@ -187,6 +189,9 @@ def build(
     for path in said if keep else ():
         for name in columns_without_values(path):
             warn(f"{path}: no document has a value of {name!r}")
+    for path in said:
+        with Corpus.open(spec_of(path)) as corpus:
+            warn_of(corpus, degenerate=True)
     if as_json:
         wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "eot", "num_targets")
         print_json({str(path): _facts(manifest, wanted) for path, manifest in said.items()})

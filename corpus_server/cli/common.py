@@ -80,10 +80,15 @@ def warn(text: str) -> None:
     tell(f"[bold yellow]warning:[/] {escape(text)}")
 
 
-def warn_of(corpus: Corpus) -> None:
-    """Print what is strange about a corpus, see `Corpus.warnings`."""
+def warn_of(corpus: Corpus, *, degenerate: bool = False) -> None:
+    """Print what is strange about a corpus, see `Corpus.warnings`, and on request `find_degenerate`."""
     for warning in corpus.warnings():
         warn(warning)
+    if degenerate:
+        from corpus_server.corpus.degenerate import find_degenerate
+
+        for warning in find_degenerate(corpus):
+            warn(warning)
 
 
 def split_names(what: str, text: str | None) -> tuple[str, ...] | None:

@@ -40,7 +40,7 @@ from corpus_server.corpus.verify import verify as verify_corpus
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusServerError, InvalidParameter, TextUnavailable, printable
 from corpus_server.plan.rows import Windows
-from corpus_server.read.text import decode
+from corpus_server.read.text import decode, mask_of, spans
 
 _SHOWN_TOKENS = 32  # of the decoded beginning: two lines of a terminal
 _SHOWN_FILES = 5
@@ -75,7 +75,7 @@ def inspect(
             console.print(_facts(described), _shards(described))
             if stats:
                 show_statistics(described["inspected"]["statistics"])
-        warn_of(corpus)
+        warn_of(corpus, degenerate=stats)
 
 
 def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str, Any]:
@@ -112,8 +112,12 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
         shard = corpus.shards[number]
         # Not through the map: a shard in an object store is mapped only once it is staged.
         start = shard.read_data(first * shard.dtype.itemsize, count * shard.dtype.itemsize)
+        tokens = np.frombuffer(start, shard.dtype).tolist()
         try:
-            inspected["text"] = decode(corpus, np.frombuffer(start, shard.dtype).tolist())
+            inspected["text"] = decode(corpus, tokens)
+            if shard.mask is not None:
+                found = spans(corpus, 0, tokens, mask_of(corpus, 0, count))
+                inspected["targets"] = [[span.text, span.is_target] for span in found]
         except TextUnavailable as error:
             inspected["text"] = f"({error.detail})"
     return {**corpus.describe(), "inspected": inspected}
@@ -167,6 +171,8 @@ def verify(
                 console.print("record them with: corpus-server verify --record CORPUS")
     if not found.ok:
         raise typer.Exit(DAMAGED)
+    with Catalog.open([spec]) as catalog:
+        warn_of(catalog.corpus(spec.name), degenerate=True)
 
 
 def _facts(described: dict[str, Any]) -> Table:
@@ -211,6 +217,9 @@ def _facts(described: dict[str, Any]) -> Table:
     if "text" in inspected:
         lines = inspected["text"].split("\n")
         facts["begins"] = "\n".join(map(printable, lines))  # it may hold commands of a terminal
+    if "targets" in inspected:
+        parts = [repr(text) for text, is_target in inspected["targets"] if not is_target]
+        facts["masked there"] = " ".join(parts) or "nothing"
     return facts_table(facts)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.layout import TokenDtype
@@ -65,13 +66,18 @@ class SampledIds(NamedTuple):
 
 def sample_ids(shards: Sequence[TokenData]) -> SampledIds | None:
     """Return the smallest and largest id of about 64 blocks of 4 KiB; None for an empty corpus."""
+    ids = sample_tokens(shards, _SAMPLES)
+    return SampledIds(ids.size, int(ids.min()), int(ids.max())) if ids.size else None
+
+
+def sample_tokens(shards: Sequence[TokenData], num_blocks: int) -> NDArray[np.integer]:
+    """Return the tokens of about so many blocks of 4 KiB, evenly spaced: `(n,)`."""
     found = []
     for shard in shards:
-        for offset, count in _sample_blocks(shard, _SAMPLES // len(shards)):
+        for offset, count in _sample_blocks(shard, num_blocks // len(shards)):
             start, size = (each - each % shard.dtype.itemsize for each in (offset, count))
             found.append(np.frombuffer(shard.read_data(start, size), shard.dtype))
-    ids = np.concatenate(found)
-    return SampledIds(ids.size, int(ids.min()), int(ids.max())) if ids.size else None
+    return np.concatenate(found)
 
 
 def _sample_blocks(shard: TokenData, num_samples: int) -> list[tuple[int, int]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.described import described
@@ -58,16 +60,32 @@ class Span:
     """Its number; null without a document index."""
     is_eot: bool
     """Whether the span is one end-of-text token."""
+    is_target: bool | None
+    """Whether the loss mask calls its tokens targets of training; null if the request does not ask."""
     tokens: Sequence[int]
     text: str | None
     """Null without a tokenizer, or if it does not know one of the ids."""
 
 
-def spans(corpus: Corpus, start: int, tokens: Sequence[int]) -> Iterator[Span]:
+def mask_of(corpus: Corpus, start: int, stop: int) -> list[int]:
+    """Return the loss mask of tokens [start, stop): ones for a shard without a mask."""
+    mask: list[int] = []
+    for number, first, count in corpus.pieces(np.array([start]), np.array([stop])).places.tolist():
+        shard = corpus.shards[number].mask
+        mask += [1] * count if shard is None else shard.read_data(first, count)
+    return mask
+
+
+def spans(
+    corpus: Corpus, start: int, tokens: Sequence[int], mask: Sequence[int] | None = None
+) -> Iterator[Span]:
     """Yield tokens [start, start + len(tokens)) of a corpus as spans.
 
-    A new span begins with each document, and at each end-of-text token, if its id is known. Without a
-    document index the end-of-text tokens alone show where documents end.
+    A new span begins with each document, at each end-of-text token, if its id is known, and where the loss
+    mask changes. Without a document index the end-of-text tokens alone show where documents end.
+
+    Args:
+        mask: the loss mask of these tokens; None to leave it out.
     """
     first, stop = start, start + len(tokens)
     while first < stop:
@@ -75,8 +93,17 @@ def spans(corpus: Corpus, start: int, tokens: Sequence[int]) -> Iterator[Span]:
         end = stop if number is None else min(corpus.document_range(number)[1], stop)
         ids = tokens[first - start : end - start]
         eots = [n for n, token in enumerate(ids) if token == corpus.eot]
-        for begin, until in pairwise(sorted({0, len(ids), *eots, *(n + 1 for n in eots)})):
+        its = [] if mask is None else mask[first - start : end - start]
+        changes = (n for n, (one, other) in enumerate(pairwise(its), 1) if one != other)
+        for begin, until in pairwise(sorted({0, len(ids), *eots, *(n + 1 for n in eots), *changes})):
             part = ids[begin:until]
             text, is_eot = decode_known(corpus.tokenizer, part), part[0] == corpus.eot
-            yield Span(start=first + begin, document=number, is_eot=is_eot, tokens=part, text=text)
+            yield Span(
+                start=first + begin,
+                document=number,
+                is_eot=is_eot,
+                is_target=None if mask is None else bool(its[begin]),
+                tokens=part,
+                text=text,
+            )
         first = end

@@ -27,6 +27,7 @@ from corpus_server.answers.response import (
 from corpus_server.answers.service import Service
 from corpus_server.answers.tokens import TOKEN_LIMITS, TOKENS, choose_format, representation
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.shards import contents
 from corpus_server.corpus.views import View
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
@@ -61,6 +62,8 @@ class SpansQuery(QueryParameters):
     """First token, corpus-wide."""
     count: Annotated[int, integer(1, 2**20)] = 1024
     """Tokens; fewer where the corpus ends."""
+    targets: Literal["true", "false"] = "false"
+    """`true`: a span also ends where the loss mask changes, and says whether its tokens are targets."""
 
 
 @described
@@ -131,10 +134,12 @@ def spans(
         raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
     stop = min(query.start + query.count, corpus.num_tokens)
     service.admission.check_text_size(stop - query.start, "count")
-    service.stage((shard.file for shard in corpus.shards_of(query.start, stop)), budget)
+    shards = corpus.shards_of(query.start, stop)
+    service.stage((each.file for each in (contents(shards) if query.targets == "true" else shards)), budget)
     tokens = read(service, corpus, query.start, stop)
     budget.spend(num_bytes=tokens.nbytes)
-    shown = list(text.spans(corpus, query.start, tokens.tolist()))
+    mask = text.mask_of(corpus, query.start, stop) if query.targets == "true" else None
+    shown = list(text.spans(corpus, query.start, tokens.tolist(), mask))
     found = Spans(corpus=corpus.name, start=query.start, stop=stop, num_tokens=corpus.num_tokens, spans=shown)
     return json_response(found, NO_STORE)
 

@@ -34,6 +34,8 @@ class RowsQuery(StepQuery):
     """Where a plan balances ranks: `first` counts the rows of so many ranks, one rank after another."""
     count: Annotated[int, integer(1, 4096)] = 8
     """Rows."""
+    targets: Literal["true", "false"] = "false"
+    """`true`: a span also ends where the loss mask changes, and says whether its tokens are targets."""
     metadata: Literal["names", "all"] = "names"
     """Columns of each document's metadata: those that name it, or all."""
 
@@ -95,6 +97,7 @@ def rows(
     service.admission.check_text_size(count * (bound.sampler.seq_len(step) + 1), "count")
     whole = WindowReading(bound, budget, step=step, count=1, rank=0, rows=size, world_size=world_size)
     stage_rows(service, bound, whole, budget)
+    masks = whole.masks() if query.targets == "true" else None
     first_shard = {name: n for n, (name, _) in reversed(list(enumerate(bound.shards)))}
     shown: list[Row] = []
     places = range(query.first, query.first + count)
@@ -106,10 +109,11 @@ def rows(
         corpus = bound.corpora[name].base
         (tokens,) = whole.read(place, 1)
         left, texts, begins = tokens.tolist(), list[Span](), []
+        mask = None if masks is None else masks.read(place, 1)[0].tolist()
         for shard_number, start, length in pieces:
             begins.append(corpus.starts[shard_number - first_shard[name]] + start)
-            texts += spans(corpus, begins[-1], left[:length])
-            left = left[length:]
+            texts += spans(corpus, begins[-1], left[:length], mask and mask[:length])
+            left, mask = left[length:], mask and mask[length:]
         its = Row(
             row=number,
             corpus=name,

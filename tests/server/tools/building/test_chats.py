@@ -225,6 +225,18 @@ def test_packed_rows_carry_the_masks_of_conversations(tmp_path: Path) -> None:
         made = server.get("/v1/plans", method="POST", body=json.dumps(plan).encode()).json()
         query = f"plan={made['id']}&step=0&count=1&format=json&with=loss_mask"
         answer = server.get(f"/v1/batches?{query}").json()
+        shown = server.get(f"/v1/plans/{made['id']}/rows?step=0&targets=true").json()["rows"]
+        plain = server.get(f"/v1/plans/{made['id']}/rows?step=0").json()["rows"]
+        spans = server.get("/v1/corpora/out/spans?count=500&targets=true").json()["spans"]
+    assert {span["is_target"] for row in plain for span in row["spans"]} == {None}
+    said = run_here("inspect", tmp_path / "out").stdout
+    assert "masked there" in said
+    assert "What is 2" in said
+    for found_spans in (spans, *(row["spans"] for row in shown)):
+        texts = [span["text"] for span in found_spans if span["is_target"]]
+        assert texts
+        assert all("<|im_start|>" not in text for text in texts)
+        assert any("It is 4." in text for text in texts)
     tokens, masks = (np.array(answer[name]).reshape(2, -1) for name in ("tokens", "loss_mask"))
     found = 0
     for row, mask in zip(tokens.tolist(), masks.tolist(), strict=True):

@@ -17,7 +17,7 @@ function here(changes) {
 }
 
 function showTokens(start, above = []) {
-  const target = address(`${route}/spans`, { start, count: COUNT });
+  const target = address(`${route}/spans`, { start, count: COUNT, targets: "true" });
   here({ start });
   return fill($("#text"), target, (answer) => [
     ...above,

@@ -59,7 +59,7 @@ async function show(first = 0) {
     const share = Math.floor(stageOf(step).global_batch_size / worldSize);
     const begin = rank * share + first;
     const count = Math.min(PAGE, share - first);
-    const target = address(`/v1/plans/${id}/rows`, { step, first: begin, count, ...ranks() });
+    const target = address(`/v1/plans/${id}/rows`, { step, first: begin, count, targets: "true", ...ranks() });
     const answer = await ask(target);
     const shown = [...answer.problems.map((each) => h("p", { class: "problem" }, each)), ...answer.rows.map(row)];
     if (first) $("#rows").append(...shown, request(target));
