@@ -129,7 +129,8 @@ def write_saved(folder: Path, rows: Rows, draw: random.Random) -> None:
     half = len(rows) // 2
     names = [f"data-0000{n}-of-00002.arrow" for n in (0, 1)]
     for name, some in zip(names, (rows[:half], rows[half:]), strict=True):
-        table = pa.table({"doc": list(some)})
+        kind = pa.list_(pa.int64()) if isinstance(rows[0], list) else pa.string()
+        table = pa.table({"doc": pa.array(list(some), kind)})
         with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
