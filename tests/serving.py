@@ -67,7 +67,8 @@ def environment(**variables: str) -> dict[str, str]:
 
 def run_here(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end in this process, which saves a second; for what starts no server."""
-    from corpus_server.cli import main
+    # Before COLUMNS is set: a console keeps the width that the variable has when the module is imported.
+    from corpus_server.cli import common, main  # noqa: F401
 
     stdout, stderr, code = io.StringIO(), io.StringIO(), 0
     with (

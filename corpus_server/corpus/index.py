@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -77,8 +78,9 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
 
     Keeps a sidecar that is right already, unless `force` is set, and replaces one for another id or other
     content. Skips a shard whose format has its own index. A document ends behind an end-of-text token.
-    If the spec says none, the ends are those that side files list (OLMo's `.csv.gz`). Shards are indexed
-    whole, also where the corpus has a `token_range`.
+    If the spec says none, the ends are those that side files list (OLMo's `.csv.gz`). If both are there and
+    differ, only `force` takes those of the token. Shards are indexed whole, also where the corpus has a
+    `token_range`.
 
     Raises:
         InvalidParameter: the spec says no end-of-text id, or one that no token can have.
@@ -113,6 +115,8 @@ def _index_file(runs: list[Shard], eot: int | None, counter: ByteCounter, *, for
         if header is None:
             with publishing(sidecar) as file:
                 header = write_ends(runs, eot, _find_ends(runs, eot, counter), file)
+                if eot is not None and runs[0].listed_ends is not None and not force:
+                    _check_listed(runs, eot, header)
         else:
             remove_stale(sidecar)
             counter.add(sum(run.data_bytes for run in runs))
@@ -127,6 +131,18 @@ def _index_file(runs: list[Shard], eot: int | None, counter: ByteCounter, *, for
     unfinished = header.num_tokens > 0 and int(np.concatenate([run.tokens[-1:] for run in runs])[-1]) != eot
     num_found = None if eot is None else header.num_documents - unfinished
     return IndexedShard(name, "written" if kept is None else "kept", sidecar, header.num_documents, num_found)
+
+
+def _check_listed(runs: Sequence[Shard], eot: int, found: DocumentsHeader) -> None:
+    """Refuse ends of an end-of-text token that differ from those that a side file of the shard lists."""
+    with io.BytesIO() as file:
+        listed = write_ends(runs, None, _find_ends(runs, None, ByteCounter("", 0, None)), file)
+    if (listed.num_documents, listed.ends_checksum) != (found.num_documents, found.ends_checksum):
+        raise runs[0].file.unreadable(
+            f"token {eot} ends {found.num_documents:,} documents, the table beside it lists "
+            f"{listed.num_documents:,}, or others",
+            "leave eot out to take those of the table, or say --force to take those of the token",
+        )
 
 
 def _right_header(runs: Sequence[Shard], eot: int | None) -> DocumentsHeader | None:

@@ -56,7 +56,8 @@ def list_shards(spec: CorpusSpec, found: Sequence[ShardFile] | None = None) -> l
     separate = f"or serve each under a name of its own: corpus-server serve {spec.path_text()} --splits"
     shards = of_one_split(chosen, spec.split, spec.path, spec.path_text, separate)
     check_folder(_with_side_files(spec, found, shards), dtype_given=spec.dtype is not None)
-    check_lists([file.path for file in shards], {file.path for file in found})
+    there = {file.path for file in found}
+    check_lists([file.path for file in shards], there, of_split(found, spec.split))
     if spec.mask and len(found) > 1:  # one file is that of nothing beside it
         check_masks({file.path for file in found})
     return shards
@@ -95,6 +96,12 @@ def of_one_split(
         "validation data",
         "; ".join([*remedies, f"or, if they do belong together: {written(ALL)}"]),
     )
+
+
+def of_split(found: Iterable[ShardFile], split: str | None) -> set[Path]:
+    """Return the paths of the files whose names say this split or none."""
+    every = split in (None, ALL)
+    return {file.path for file in found if every or split_of(file.name) in (split, OTHER)}
 
 
 def _with_side_files(spec: CorpusSpec, found: Sequence[ShardFile], shards: Sequence[ShardFile]) -> set[Path]:

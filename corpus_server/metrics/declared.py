@@ -108,9 +108,10 @@ class _Ranks(Shared):
 RANKS: Final = _Ranks("ranks", ("run", "plan", "world_size", "rank"), width=6, max_ended=MAX_RANKS)
 
 MAX_SUMS: Final = 64
-"""Lists of corpora whose tokens are summed apart until somebody wants to know."""
+"""Sources whose tokens are counted apart: each may have a thousand corpora, and counting must be quick."""
 
-_tokens: dict[tuple[str, ...], NDArray[np.float64]] = {}
+_of_sources: dict[Source, int] = {}
+_tokens: dict[tuple[str, ...], NDArray[np.float64]] = {}  # by their corpora
 _tokens_lock: Final = threading.Lock()
 
 _plans: OrderedDict[tuple[str, ...], float] = OrderedDict()
@@ -140,18 +141,26 @@ def count_stages(seconds: Iterable[float]) -> None:
 def count_tokens(source: Source, num_tokens: int, run: str) -> None:
     """Count tokens of a plan, or of a corpus, that were sent to a run; "" has no name."""
     with _tokens_lock:
-        if (sums := _tokens.get(source.names)) is None:
-            sums = _tokens[source.names] = np.zeros(len(source.names))
-        sums += source.shares * num_tokens
-    if len(_tokens) > MAX_SUMS:
-        _add_tokens()
+        _of_sources[source] = _of_sources.get(source, 0) + num_tokens
+        if len(_of_sources) > MAX_SUMS:
+            _sum_sources()
     if source.plan_id:  # else of a corpus
         PLAN_TOKENS.add(num_tokens, *_plan_labels(source.plan_id, run))
+
+
+def _sum_sources() -> None:
+    """Sum what was counted by sources of the same corpora; the lock is held."""
+    for source, number in _of_sources.items():
+        if (sums := _tokens.get(source.names)) is None:
+            sums = _tokens[source.names] = np.zeros(len(source.names))
+        sums += source.shares * number
+    _of_sources.clear()
 
 
 def _add_tokens() -> Series:
     """Add what was counted to the series of the corpora, and return all of these."""
     with _tokens_lock:
+        _sum_sources()
         counted = dict(_tokens)
         _tokens.clear()
     for names, sums in counted.items():

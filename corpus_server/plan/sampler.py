@@ -270,18 +270,6 @@ class Sampler:
             )
         return Pieces.joined(found)
 
-    def pieces_of(self, source: int, rows: UInt64Array) -> Pieces:
-        """Return what the n-th rows, ascending, that training takes from a source are made of.
-
-        Rows of skipped steps count. Shards and tokens are those of the sources, see `resolved`.
-        """
-        positions, parts, seq_lens = self.timeline.windows_of(source, rows)
-        found = self.pieces_at(source, positions)
-        if (seq_lens != self.plan.seq_len).any():  # only windows are read in parts, so each row is one piece
-            found.places[:, 1] += parts * seq_lens
-            found.places[:, 2] = seq_lens + 1
-        return found
-
     def rows_at(self, source: Source, positions: Positions) -> tuple[RowNumbers, Epochs]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.
 

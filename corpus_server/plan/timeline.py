@@ -209,29 +209,6 @@ class Timeline:
         # Of stages that begin at the same position only the last can have given it.
         return self.begins(source).searchsorted(positions, side="right") - 1
 
-    def windows_of(
-        self, source: int, rows: NDArray[np.uint64]
-    ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the n-th rows that a source gave lie: position, part of its window, inputs per row."""
-        begins = self._log.rows[: self._num_stages, source]
-        # Of stages that begin at the same row only the last can have given it.
-        numbers = begins.searchsorted(rows, side="right") - 1
-        seq_lens = self.seq_lens[numbers]
-        windows, parts = np.divmod(rows - begins[numbers], (self._log.seq_len // seq_lens).astype(np.uint64))
-        return self.begins(source)[numbers] + windows, parts.astype(np.int64), seq_lens
-
-    def rows_at(self, source: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return which rows of a source its windows at ascending positions gave: inverts `windows_of`."""
-        numbers = self.stage_numbers(source, positions)
-        num_parts = (self._log.seq_len // self.seq_lens[numbers]).astype(np.uint64)
-        first = (
-            self._log.rows[numbers, source] + (positions - self._log.positions[numbers, source]) * num_parts
-        )
-        within = np.arange(int(num_parts.sum()), dtype=np.uint64) - np.repeat(
-            num_parts.cumsum(dtype=np.uint64) - num_parts, num_parts.astype(np.intp)
-        )
-        return np.repeat(first, num_parts.astype(np.intp)) + within
-
     def blocks_of(self, source: int, positions: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Number the blocks that `rows_of` computes: for each of ascending positions that of its block."""
         numbers = self.stage_numbers(source, positions)

@@ -83,24 +83,16 @@ class Budget:
         locate_seconds: spent on finding out where rows lie.
     """
 
-    __slots__ = (
-        "_blocks",
-        "_claim",
-        "_ends",
-        "_has_ended",
-        "_has_left",
-        "_kept",
-        "_turn",
-        "_used_seconds",
-        "_waited",
-        "_waits_until",
-        "_wake",
-        "caller",
-        "limits",
-        "locate_seconds",
-        "num_bytes",
-        "rows",
-    )
+    # Class attributes until they are needed: one budget is made for each small batch.
+    rows = num_bytes = 0
+    locate_seconds = 0.0
+    _kept: dict[Hashable, Any] | None = None
+    _has_ended = False
+    _ends: list[Callable[[bool], None]] | None = None
+    _wake: threading.Event | None = None
+    _waited: Future[Any] | None = None
+    _waits_until = math.inf
+    _used_seconds = 0.0
 
     def __init__(
         self,
@@ -113,16 +105,7 @@ class Budget:
         claim: Callable[[int], None] | None = None,
     ) -> None:
         self.limits, self.caller = limits, caller
-        self.rows = self.num_bytes = 0
-        self.locate_seconds = 0.0
         self._has_left, self._turn, self._blocks, self._claim = has_left, turn, blocks, claim
-        self._kept: dict[Hashable, Any] | None = None
-        self._has_ended = False
-        self._ends: list[Callable[[bool], None]] | None = None
-        self._wake: threading.Event | None = None
-        self._waited: Future[Any] | None = None
-        self._waits_until = math.inf
-        self._used_seconds = 0.0
 
     # -- work
 
@@ -133,10 +116,11 @@ class Budget:
             AnswerTooLarge: the question takes more than it may.
             ClientLeft: nobody waits for the answer.
         """
-        self.rows += rows
-        self.num_bytes += num_bytes
-        if self.rows > self.limits.rows or self.num_bytes > self.limits.num_bytes:
-            self.check()
+        if rows or num_bytes:
+            self.rows += rows
+            self.num_bytes += num_bytes
+            if self.rows > self.limits.rows or self.num_bytes > self.limits.num_bytes:
+                self.check()
         if self._turn is not None and self._turn.pass_on(self._is_over):
             self._check_seconds()
         if self._is_over():

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from corpus_client.tools.app import app
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer
@@ -20,16 +19,8 @@ from tests.serving import RunningServer
 SMALL = ("--seq-len", "16", "--batch-size", "8", "--seconds", "0.2", "--device", "cpu")
 
 
-def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "from corpus_client.__main__ import main; main()"
-    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", code, "doctor", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
+def doctor(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 
 def examined(*arguments: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
@@ -41,8 +32,8 @@ def examined(*arguments: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     for check in said["checks"]:
         checks.setdefault(check["name"], []).append(check)
         assert check["status"] == "ok" or check["advice"]
-    assert (done.returncode == 1) == (said["status"] == "fail")
-    return done.returncode, checks
+    assert (done.exit_code == 1) == (said["status"] == "fail")
+    return done.exit_code, checks
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +77,7 @@ def test_all_is_well(server: RunningServer, path: Path) -> None:
 
 def test_a_table_for_people(server: RunningServer) -> None:
     done = doctor(server.url, *SMALL, "--step-seconds", "60", "--world-size", "4")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "")
     for line in (
         f"ok    server        {server.url}: ready, version 0.1.0, corpora: web",
         "ok    plan          ",
@@ -156,7 +147,7 @@ def test_replicas_with_other_corpora(server: RunningServer, tmp_path: Path) -> N
 def test_a_plan_that_the_corpus_cannot_have(server: RunningServer) -> None:
     done = doctor(server.url, "--seq-len", "5000", "--json")
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert (done.returncode, checks["plan"]["status"]) == (1, "fail")
+    assert (done.exit_code, checks["plan"]["status"]) == (1, "fail")
     assert "seq_len" in checks["plan"]["found"]
     assert "bandwidth" not in checks
 
@@ -185,6 +176,6 @@ def test_something_else_on_that_port(server: RunningServer) -> None:
 )
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], message: str) -> None:
     done = doctor(*arguments, *(() if "--device" in arguments else SMALL))
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(message)
     assert len(done.stderr.splitlines()) == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,38 @@ def test_only_what_is_added_is_described(catalog: Catalog, store: PlanStore) -> 
     assert [stage["from_step"] for stage in described["stages"]] == [0, 1, 6, 11, 16]
     assert [shard["corpus"] for shard in described["shards"]] == ["web", "code"]
     assert newest_link(store, root.plan.id) == (third["id"], 5)
+
+
+def test_what_is_described_and_not_kept_grows_nothing(catalog: Catalog, store: PlanStore) -> None:
+    known = KnownPlans(catalog, store)
+    root = known.keep_document(ROOT)
+    before = sum(each.num_bytes for each in root.shared)
+    described = known.describe_document(link(root.plan.id, *STAGES), keep=False)
+    assert sum(each.num_bytes for each in root.shared) == before
+    last = known.keep_document(link(root.plan.id, *STAGES))
+    assert last.plan.id == json.loads(described)["id"]
+
+
+def test_continuations_with_exclusions_are_made_at_the_same_time(catalog: Catalog, store: PlanStore) -> None:
+    """Each checks the ranges of its parent while another one adds its own."""
+    known = KnownPlans(catalog, store)
+    root = known.keep_document(ROOT).plan.id
+    interval = sys.getswitchinterval()
+
+    def go_on(number: int) -> int:
+        plan_id = root
+        for step in range(1, 60):
+            stage = {"from_step": step, "global_batch_size": 4, "mixture": {"web": 1}}
+            stage["exclude"] = {"web": [[10 * step + number, 10 * step + number + 1]]}
+            plan_id = known.keep_document(link(plan_id, stage)).plan.id
+        return len(known.by_id(plan_id).plan.stages)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            assert set(pool.map(go_on, range(6))) == {60}
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_an_unknown_parent_is_named(catalog: Catalog, store: PlanStore) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from corpus_server import metrics
 from corpus_server.metrics import shared
 from corpus_server.metrics.kinds import METRICS, CorpusColumn, Counter
+from corpus_server.read.bound_plan import Source
 from tests.conftest import ServedCorpus
 from tests.server.http.test_requests import ask
 from tests.serving import RunningServer
@@ -181,3 +183,21 @@ def test_a_metric_shown_by_corpus_has_that_label_alone() -> None:
     assert "corpus_wrong" not in METRICS
     with pytest.raises(ValueError, match="two metrics with the name corpus_tokens"):
         Counter("corpus_tokens", "twice", "corpus")
+
+
+def test_tokens_of_many_stages_and_corpora_are_summed_by_corpus() -> None:
+    """More stages than are counted apart, over two lists of corpora."""
+    before = metrics.TOKENS.numbers()
+    for number in range(200):
+        names = ("sum-a", "sum-b") if number % 2 else ("sum-a", "sum-c", "sum-d")
+        shares = dict.fromkeys(names, 1 / len(names))
+        metrics.count_tokens(Source.of("", shares), 6, "")
+        metrics.count_tokens(Source.of("", {"sum-a": 1.0}), 1, "")
+    found = {labels: number for labels, (number,) in metrics.TOKENS.numbers().items() if labels not in before}
+    assert found == {
+        ("sum-a",): pytest.approx(100 * 3 + 100 * 2 + 200),
+        ("sum-b",): pytest.approx(300),
+        ("sum-c",): pytest.approx(200),
+        ("sum-d",): pytest.approx(200),
+    }
+    assert metrics.TOKENS.numbers()[("sum-a",)] == [found[("sum-a",)]]

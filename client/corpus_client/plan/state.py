@@ -42,8 +42,13 @@ S = TypeVar("S")
 
 
 def make_state(plan: BoundPlan, next_step: int, next_batch: str | None = None) -> dict[str, Any]:
-    """Return what a checkpoint needs, as JSON values that the caller owns; `next_batch` is a receipt."""
-    state = {"plan": copy.deepcopy(plan.whole), "plan_id": plan.plan_id, "next_step": next_step}
+    """Return what a checkpoint needs, as JSON values that the caller owns; `next_batch` is a receipt.
+
+    Decisions are there also if there are none: torch's distributed checkpoints load only what stands in the
+    state that the loader has then.
+    """
+    document = {chain.DECISIONS: "", **copy.deepcopy(plan.whole)}
+    state = {"plan": document, "plan_id": plan.plan_id, "next_step": next_step}
     return state if next_batch is None else {**state, "next_batch": next_batch}
 
 

@@ -146,24 +146,26 @@ def check_masks(paths: Collection[Path]) -> None:
         )
 
 
-def check_lists(chosen: Collection[Path], found: Collection[Path]) -> None:
+def check_lists(chosen: Collection[Path], found: Collection[Path], of_split: Collection[Path]) -> None:
     """Hold folders that list their own files to the list; see `Format.listed`.
 
     Args:
         chosen: files of a corpus.
         found: all files below the corpus's folder, on this machine or not.
+        of_split: those of them whose names say no other split: lists of others do not count.
 
     Raises:
         UnreadableCorpus: a listed file is missing, or a chosen one is not listed.
     """
     lists = list_names()
     above = {parent for folder in {path.parent for path in chosen} for parent in (folder, *folder.parents)}
-    # A list of a split that was not chosen lies in none of these folders.
-    for path in sorted(path for path in found if path.name in lists and path.parent in above):
+    for path in sorted(path for path in of_split if path.name in lists):
         for each in FORMATS:
             if path.name != each.list_name or not path.is_file() or (listed := each.listed(path)) is None:
                 continue
             names = {name for some in listed for name in some}
+            if path.parent not in above and any(path.parent / name in found for name in names):
+                continue  # a list of files that were not chosen
             for some in listed:
                 if not any(path.parent / name in found for name in some):
                     raise unreadable(

@@ -32,6 +32,7 @@ from corpus_server.corpus.selection import (
     missing_numbers,
     natural_key,
     of_one_split,
+    of_split,
     walk,
 )
 from corpus_server.corpus.snapshots import url_of
@@ -124,7 +125,8 @@ def find_inputs(sources: Sequence[str], include: Sequence[str] = ()) -> Found:
     found = [_files(_Source.parse(source), include) for source in sources]
     chosen = _of_one_split(found)
     for each, files in zip(found, chosen, strict=True):
-        check_lists([file.path for file in files], {file.path for file in each.there})
+        there = {file.path for file in each.there}
+        check_lists([file.path for file in files], there, of_split(each.there, each.source.split))
     inputs = tuple(
         _input(file.path, each.source.text_field)
         for each, files in zip(found, chosen, strict=True)

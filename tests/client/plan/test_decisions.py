@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed.checkpoint as checkpoint
 
 from corpus_client import CorpusLoader, errors
 from tests.client.conftest import make_corpus
@@ -186,3 +188,23 @@ def test_a_fork_of_any_decision_is_a_plan_with_fewer_lines(make_loader: MakeLoad
         assert (tokens == others).all(), step
     expect(forked, fork.plan)
     expect(taken, loader.plan)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of checkpoints in one process
+def test_a_distributed_checkpoint_of_an_extended_run_is_whole(
+    make_loader: MakeLoader, tmp_path: Path
+) -> None:
+    """It is loaded into the state of a loader that knows no decision yet."""
+    loader = make_loader(**SMALL)
+    take(loader, 5)
+    loader.extend(mixture={"web": 3, "code": 1})
+    expected = take(loader, 5)
+    checkpoint.save({"data": loader.state_at(5)}, checkpoint_id=tmp_path, no_dist=True)
+    saved = {"data": make_loader(**SMALL).state_dict()}
+    checkpoint.load(saved, checkpoint_id=tmp_path, no_dist=True)
+    assert saved["data"] == loader.state_at(5)
+    resumed = of_plan(make_loader, saved["data"]["plan"])
+    resumed.load_state_dict(saved["data"])
+    for (step, tokens), (before, found) in zip(take(resumed, 5), expected, strict=True):
+        assert step == before
+        np.testing.assert_array_equal(tokens, found)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner, Result
 
 from corpus_client import errors
 from corpus_client.arrays import ArrayBatch
+from corpus_client.tools.app import app
 from corpus_client.tools.export import write_array
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
@@ -31,17 +30,12 @@ PLAN: dict[str, Any] = {
 START, STOP = 3, 9
 
 
-def export(server: ReferenceServer, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def export(server: ReferenceServer, out: Path, *arguments: str) -> Result:
     plan = out.parent / "plan.json"
     plan.write_text(json.dumps(PLAN))
-    code = "from corpus_client.__main__ import main; main()"
-    steps = ["--start", str(START), "--stop", str(STOP)]
-    command = [sys.executable, "-c", code, "export", server.url, "--plan", str(plan), "--out", str(out)]
-    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
-    return subprocess.run(
-        [*command, *steps, *arguments],
-        capture_output=True, text=True, check=False, env=environment,
-    )  # fmt: skip
+    words = ["export", server.url, "--plan", str(plan), "--out", str(out)]
+    words += ["--start", str(START), "--stop", str(STOP), *arguments]
+    return CliRunner().invoke(app, words, env={"COLUMNS": "120", "NO_COLOR": "1"})
 
 
 def expected(corpus: ReferenceCorpus) -> list[np.ndarray]:
@@ -55,7 +49,7 @@ def test_a_file_holds_the_rows_in_order(
 ) -> None:
     out = tmp_path / f"rows.{kind}"
     done = export(server, out, "--format", kind, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     rows = np.concatenate(expected(corpus))
     assert json.loads(done.stdout)["num_rows"] == len(rows) == 36
     if kind == "bin":
@@ -78,7 +72,7 @@ def test_mds_is_read_by_its_own_library(
 ) -> None:
     streaming = pytest.importorskip("streaming", reason="needs mosaicml-streaming")
     done = export(server, tmp_path / "mds", "--format", "mds")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     rows = [each["tokens"] for each in streaming.LocalDataset(str(tmp_path / "mds"))]
     np.testing.assert_array_equal(np.stack(rows), np.concatenate(expected(corpus)))
 
@@ -91,7 +85,7 @@ def test_what_cannot_be_exported_is_named_and_leaves_nothing(
     server: ReferenceServer, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     done = export(server, tmp_path / "rows.npy", *arguments)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert message in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 

@@ -69,7 +69,7 @@ def test_diff(seen: tuple[Path, Path, list[str]]) -> None:
     assert "Before step" not in rows.stdout  # a row has no counterpart where a plan skips steps
     answer = json.loads(run(*asked, "--json").stdout)
     assert (answer["a"], answer["b"], answer["equal_steps"]) == (one, skipping, 40)
-    assert answer["fields"] == [{"field": "skip_steps", "a": [], "b": [[40, 42]]}]
+    assert answer["fields"] == [{"field": "skip_steps", "a": [], "b": [[40, 42]], "num_a": 0, "num_b": 1}]
     assert answer["rows"]["first_step"] == 40
     changed = [(step["step"], step["plan_steps"]) for step in answer["rows"]["steps"]]
     assert changed == [(40, [40, 42]), (41, [41, 43])]

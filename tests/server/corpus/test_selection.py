@@ -394,6 +394,7 @@ def test_an_index_of_shards_in_folders_below_lists_them_by_their_paths(tmp_path:
     with open_corpus(tmp_path) as corpus:
         assert corpus.num_tokens == 8
     (tmp_path / "1" / "a.mds").unlink()
+    assert "1/a.mds: is missing" in _said(tmp_path)  # though nothing else lies in its folder
     (tmp_path / "1" / "index.json").unlink()
     assert "1/a.mds: is missing" in _said(tmp_path)
 

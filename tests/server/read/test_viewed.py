@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import accumulate, pairwise, permutations
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from corpus_server.corpus.views import View
 from corpus_server.corpus.views.places import Places
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidPlan, UnknownDocument
+from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan
 from corpus_server.plan.questions.diff import compare
 from corpus_server.plan.questions.lookup import look_up
@@ -273,3 +275,60 @@ def test_a_document_before_the_first_one_that_a_view_holds_is_unknown(tmp_path: 
         for number in (0, 255, 256, 299):
             with pytest.raises(UnknownDocument, match="one that view 'hq' holds"):
                 view.own_document(number)
+
+
+def random_plans(seed: int) -> tuple[list[list[int]], list[int], list[dict[str, Any]]]:
+    """Lengths of documents, their multiplicities, and a document of a plan with and without exclusions."""
+    draw = Random(seed)
+    shards = [
+        [draw.randint(1, draw.choice([4, 8, 19])) for _ in range(draw.choice([5, 25, 300]))]
+        for _ in range(draw.randint(1, 3))
+    ]
+    total = sum(map(sum, shards))
+    counts = [1, *(draw.choice([0, 1, 1, 2, 3]) for _ in range(sum(map(len, shards)) - 1))]
+    stages: list[dict[str, Any]] = []
+    for number in range(draw.randint(1, 3)):
+        starts = [draw.randrange(total) for _ in range(draw.randint(0, 3))]
+        excluded = [[start, min(total, start + draw.randint(1, 15))] for start in starts]
+        mixture = draw.choice([{"hq": 1}, {"hq": 0.5, "lq": 0.5}, {"hq": 0.3, "code": 0.7}])
+        stage = {"from_step": 8 * number, "global_batch_size": draw.randint(1, 5), "mixture": mixture}
+        stages.append({**stage, "exclude": {"hq": excluded}} if excluded and "hq" in mixture else stage)
+    document: dict[str, Any] = {
+        "seq_len": draw.choice([1, 3, 7, 12]),
+        "seed": draw.randint(0, 5),
+        "order": draw.choice(["shuffle", "sequential", {"shuffle": {"block_windows": 3, "group_blocks": 2}}]),
+        "rows": {"documents": {"block_documents": draw.choice([1, 3, 8, 99])}},
+    }
+    plain = [{field: value for field, value in stage.items() if field != "exclude"} for stage in stages]
+    return shards, counts, [{**document, "stages": each} for each in (stages, plain)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_look_up_says_of_packed_rows_whether_a_piece_is_a_substitute(tmp_path: Path, seed: int) -> None:
+    """A piece that was looked for, and that the row would not hold if nothing was excluded."""
+    shards, counts, documents = random_plans(seed)
+    with viewed_catalog(tmp_path, shards, {"hq": counts, "lq": [1] * len(counts)}) as catalog:
+        try:
+            plan, plain = (catalog.bind(Plan.from_json(each)) for each in documents)
+        except InvalidPlan:  # nothing is left
+            return
+        sampler, source = plan.sampler, plan.plan.sources.index("hq")
+        positions = np.arange(2 * int(sampler.num_windows[source]), dtype=np.uint64)
+        held, otherwise = (each.sampler.pieces_at(source, positions) for each in (plan, plain))
+        every = Pieces(held.places, np.arange(len(held.places) + 1))
+        first = np.concatenate([plan.corpora[name].base.starts[:-1] for name in plan.plan.sources])
+        parts = sampler.resolved(every)
+        tokens: list[list[int]] = [[] for _ in range(every.num_rows)]
+        for piece, (shard, at, count) in zip(parts.each_once().tolist(), parts.places.tolist(), strict=True):
+            tokens[piece] += range(first[shard] + at, first[shard] + at + count)
+        steps, rows, _ = sampler.timeline.rows_of(source, positions)
+        total = sum(map(sum, shards))
+        for start in range(0, total, max(1, total // 7)):
+            found = look_up(sampler, "hq", start, min(start + 6, total), Budget(), epochs=2)
+            expected = {}
+            for row, (low, high) in enumerate(pairwise(held.borders.tolist())):
+                its = [n for n in range(low, high) if any(start <= each < start + 6 for each in tokens[n])]
+                if its:
+                    is_substitute = any((held.places[n] != otherwise.places[n]).any() for n in its)
+                    expected[int(steps[row]), int(rows[row])] = is_substitute
+            assert {(each.plan_step, each.row): each.substitute for each in found.rows} == expected

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CacheTooSmall
 from corpus_server.plan import ORDERS, BoundedShuffle, Order, Plan, Stage
-from corpus_server.plan.orders.order import WorkingSet, all_shards, neighbouring_shards
+from corpus_server.plan.orders.order import ShardSizes, WorkingSet, all_shards, neighbouring_shards
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.shards import check_working_set
 from tests.plans import PLAIN_ORDERS
@@ -98,6 +99,13 @@ def test_a_bounded_shuffle_needs_the_shards_of_two_groups(
     order = BoundedShuffle(block_windows=block_windows, group_blocks=group_blocks)
     expected = sum(group_bytes(name, block_windows, group_blocks) for name in names)
     assert needed(bound_as_staged(several, order, *names)) == expected
+
+
+def test_a_working_set_is_found_without_a_look_at_each_block() -> None:
+    """Blocks of one window over 10^12: an array of them would take terabytes."""
+    sizes, ends = np.array([10**12, 2 * 10**12, 10]), np.array([4 * 10**11, 10**12 - 1, 10**12])
+    order = BoundedShuffle(block_windows=1, group_blocks=2**16)
+    assert order.working_set(ShardSizes(sizes, ends)).num_bytes == sizes.sum()
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,7 @@ def test_a_request_that_would_wait_too_long_is_told_when_to_come_again(
             check_problem(answer, 503, "not-staged")
             assert 1 <= int(answer.headers["Retry-After"]) <= 60
         assert time.monotonic() - began < 7
+        assert "never retrieved" not in server.log()
 
 
 @pytest.mark.parametrize("name", ["short", "whole", "shifted", "expired", "forbidden", "changed"])

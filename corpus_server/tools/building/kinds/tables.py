@@ -160,6 +160,7 @@ def _texts(types: Any) -> tuple[Callable[[Any], bool], ...]:
     return (
         *(types.is_string, types.is_large_string, types.is_string_view),
         *(types.is_binary, types.is_large_binary, types.is_binary_view),
+        types.is_null,  # a column without a value
     )
 
 

@@ -68,3 +68,19 @@ def test_a_table_damaged_in_its_middle_is_one_clear_error(tmp_path: Path) -> Non
     table.write_bytes(content)
     with pytest.raises(UnreadableCorpus, match=r"part-0\.csv\.gz: its rows .* cannot be used"):
         index(spec(path))
+
+
+def test_an_end_of_text_token_that_contradicts_the_table_is_refused_unless_told(tmp_path: Path) -> None:
+    path = write(tmp_path, "0,3\n3,5\n5,6\n")
+    done = index(spec(path, eot=2))  # the same ends
+    assert (done.num_documents, done.shards[0].action) == (3, "written")
+    path.with_name("part-0.npy.documents").unlink()
+    write(tmp_path, "0,5\n5,6\n")
+    with pytest.raises(UnreadableCorpus) as caught:
+        index(spec(path, eot=2))
+    assert "token 2 ends 3 documents, the table beside it lists 2, or others; leave eot out" in (
+        caught.value.detail
+    )
+    assert not path.with_name("part-0.npy.documents").exists()
+    assert index(spec(path, eot=2), force=True).num_documents == 3
+    assert index(spec(path)).num_documents == 2

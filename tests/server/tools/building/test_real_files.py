@@ -21,7 +21,10 @@ from corpus_server.tools.building import sources
 from corpus_server.tools.building.inputs import find_inputs
 from corpus_server.tools.building.job import BuildOptions
 from corpus_server.tools.building.kinds import arrays
+from corpus_server.tools.building.manifest import spec_of
 from corpus_server.tools.building.sources import check_first, plan_parts, read_documents
+from corpus_server.tools.viewing.attach import attach
+from corpus_server.user_files import parse_toml, read_small_file
 from tests.server.tools.building.sources import build_here, lines
 from tests.server.tools.building.test_kept import metadata_of
 
@@ -384,3 +387,22 @@ def test_a_column_with_a_large_number_far_from_the_others_is_text(
     kept = metadata_of(tmp_path / "out")
     assert [row["a"] for row in kept] == ["9007199254740993", *["1"] * 50, "2.5"]
     assert {row["b"] for row in kept} == {7}
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("m.csv", "id,source\r\n007,x\r\n8,y\r\n"),
+        ("m.tsv", "id\tsource\n007\tx\n8\ty\n"),
+        ("m.jsonl", '{"id":"007","source":"x"}\n{"id":"8","source":"y"}\n'),
+    ],
+)
+def test_a_table_of_metadata_may_begin_with_a_byte_order_mark(tmp_path: Path, name: str, table: str) -> None:
+    build_here([write(tmp_path / "a.jsonl", TWO)], tmp_path / "out", tokenizer="bytes")
+    attach(spec_of(tmp_path / "out"), str(write(tmp_path / name, BOM + table.encode())), key=None, keep=None)
+    assert metadata_of(tmp_path / "out") == [{"id": "007", "source": "x"}, {"id": "8", "source": "y"}]
+
+
+def test_a_configuration_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.toml", BOM + b'[corpora.x]\npath = "x.bin"\n')
+    assert parse_toml(read_small_file(path)[0]) == {"corpora": {"x": {"path": "x.bin"}}}

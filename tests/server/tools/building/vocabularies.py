@@ -126,7 +126,7 @@ def in_one_call(source: str, text: str) -> list[int]:
         library = Tokenizer.from_file(source)
         library.encode_special_tokens = True
         return library.encode(text, add_special_tokens=False).ids
-    if path.suffix == ".model":
+    if ".model" in path.name:
         return sentencepiece.SentencePieceProcessor(model_file=source).encode(text)
     import tiktoken
 
