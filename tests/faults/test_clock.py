@@ -26,6 +26,7 @@ WHERE = {
     "corpus_server/answers/tracing.py": "a trace says when",
     "corpus_server/live.py": "samples are shown over the time of day; a clock set back is seen",
     "corpus_server/plan_store/database.py": "a database that was set aside says when",
+    "corpus_server/plan_store/links.py": "outlives the process",
     "corpus_server/plan_store/store.py": "outlives the process",
     "corpus_server/readers/registry.py": "when a rank asked last is shown",
     "corpus_server/stores/cache.py": "outlives the process",
