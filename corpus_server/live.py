@@ -332,8 +332,8 @@ def next_state(before: Any, numbers: Numbers, now: float) -> State:
 @lru_cache(maxsize=1)
 def _read(path: Path, changed_ns: int) -> dict[str, Any]:
     """Return the answer of a file; `changed_ns` tells its versions apart."""
-    found: dict[str, Any] = orjson.loads(path.read_bytes())["answer"]
-    return found
+    answer: dict[str, Any] = orjson.loads(path.read_bytes())["answer"]
+    return answer
 
 
 def _is_due(path: Path) -> bool:
@@ -367,7 +367,7 @@ def quantile(counts: Sequence[float], share: float) -> float | None:
 
 
 def _corpora(change: Change, average: Callable[[str, float], float]) -> list[Corpus]:
-    found: dict[str, dict[str, float]] = {}
+    values_of: dict[str, dict[str, float]] = {}
     for metric, place in _by_corpus:
         name = _place(metric, place)
         for (corpus,) in change.after[metric.name]:
@@ -375,30 +375,30 @@ def _corpora(change: Change, average: Callable[[str, float], float]) -> list[Cor
                 value = average(f"{name} {corpus}", change.grown(metric, corpus)) if change.before else 0.0
             else:
                 value = change.now(metric, corpus)
-            found.setdefault(corpus, {})[name] = value
-    return [Corpus(corpus=name, values=values) for name, values in sorted(found.items())]
+            values_of.setdefault(corpus, {})[name] = value
+    return [Corpus(corpus=name, values=values) for name, values in sorted(values_of.items())]
 
 
 def _plans(change: Change, now: float, average: Callable[[str, float], float]) -> list[PlanRanks]:
     """Return the plans of each run, the one that was asked for last first, with their ranks in order."""
     newest = sorted(change.after[RANKS.name].items(), key=lambda each: -each[1][0])[:MAX_SHOWN_RANKS]
     runs: dict[str, dict[str, list[Rank]]] = {}
-    for key, its in newest:
-        if now - its[0] > HOUR_SECONDS:
+    for key, numbers in newest:
+        if now - numbers[0] > HOUR_SECONDS:
             continue
-        last = change.before.get(RANKS.name, {}).get(key, its)
+        last = change.before.get(RANKS.name, {}).get(key, numbers)
         speed, waiting, sending = (
             average(f"{k} {' '.join(key)}", b - a)
-            for k, (a, b) in enumerate(zip(last[3:], its[3:], strict=True))
+            for k, (a, b) in enumerate(zip(last[3:], numbers[3:], strict=True))
         )
         run, plan, world_size, rank = key
         runs.setdefault(run, {}).setdefault(plan, []).append(
             Rank(
                 rank=int(rank),
                 world_size=int(world_size),
-                step=int(its[1]),
-                trained_step=int(its[2]) if its[2] >= 0 else None,
-                seen_unix_seconds=its[0],
+                step=int(numbers[1]),
+                trained_step=int(numbers[2]) if numbers[2] >= 0 else None,
+                seen_unix_seconds=numbers[0],
                 steps_per_second=speed,
                 # Several connections of one rank may wait at the same time.
                 waiting_share=min(1.0, waiting),
@@ -410,8 +410,8 @@ def _plans(change: Change, now: float, average: Callable[[str, float], float]) -
             run=run,
             is_tool=run in TOOLS,
             plan=plan,
-            ranks=sorted(its, key=lambda each: (each.world_size, each.rank)),
+            ranks=sorted(ranks, key=lambda rank: (rank.world_size, rank.rank)),
         )
         for run in sorted(runs, key=lambda each: (each in TOOLS, not each))
-        for plan, its in runs[run].items()
+        for plan, ranks in runs[run].items()
     ]

@@ -196,8 +196,8 @@ class Settings:
         address = self.tcp_address
         if address is None or address[0] == "localhost":
             return False
-        found = _addresses(address[0])
-        return not found or not all(each.is_loopback for each in found)
+        addresses = _addresses(address[0])
+        return not addresses or not all(each.is_loopback for each in addresses)
 
     @property
     def tcp_address(self) -> tuple[str, int] | None:
@@ -227,10 +227,10 @@ def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]
     with suppress(ValueError):
         return [ipaddress.ip_address(host)]
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        known = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # the latter for what cannot be a name
         return []
-    return [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in known]
 
 
 EXPOSED: Mapping[str, Any] = {

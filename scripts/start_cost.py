@@ -4,10 +4,11 @@
 
 Servers of this tree and of the commit take turns.
 
-*ready* is from the command to the first response of `/readyz`, with *CPU* of all its processes until then.
-*replaced* is the wait for a response after the only worker was killed, on a new connection. *MiB* is the
-proportional share (PSS) of all processes of a server together after 200 batches for each worker, 4 MiB of the
-corpus included, and in brackets what each worker has for itself (USS).
+*ready* is from the command to the first response of `/readyz`, *CPU* that of all its processes until then.
+*replaced* is the wait for a response after the only worker was killed, on a new connection. *loop* is the
+longest wait of a loop over a loader (64 rows of 1,025 tokens) while the only worker is killed every second.
+*MiB* is the proportional share (PSS) of all processes of a server together after 200 batches for each worker,
+4 MiB of the corpus included, and in brackets what each worker has for itself (USS).
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import http.client
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from corpus_client import CorpusLoader
 from scripts.benchmarks.servers import checked_out
 from scripts.processes import HOST, ROOT, claim_port, running
 
@@ -69,8 +72,12 @@ def served(tree: Path, corpus: Path, num_workers: int) -> Iterator[tuple[psutil.
             wait(port, "/readyz")
             seconds = time.monotonic() - began
             server = psutil.Process(process.pid)
-            times = [each.cpu_times() for each in (server, *server.children(recursive=True))]
-            yield server, port, seconds, sum(each.user + each.system for each in times)
+            cpu_seconds = 0.0
+            for each in (server, *server.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # what is between a template and a worker ends at once
+                    times = each.cpu_times()
+                    cpu_seconds += times.user + times.system
+            yield server, port, seconds, cpu_seconds
 
 
 def workers_of(server: psutil.Process) -> list[psutil.Process]:
@@ -89,6 +96,33 @@ def measure(tree: Path, corpus: Path, found: dict[str, list[float]]) -> None:
         workers_of(server)[0].kill()
         wait(port, "/healthz")
         found["replaced, s"].append(time.monotonic() - began)
+
+
+def longest_wait(tree: Path, corpus: Path, num_kills: int) -> float:
+    """Return the longest wait for a batch while the only worker of a server is killed every second."""
+    with served(tree, corpus, 1) as (server, port, *_):
+        over = threading.Event()
+
+        def kill() -> None:
+            for _ in range(num_kills):
+                time.sleep(1)
+                for worker in workers_of(server):
+                    worker.kill()
+            over.set()
+
+        url = f"http://{HOST}:{port}"
+        longest = 0.0
+        with CorpusLoader(url, corpus="web", seq_len=1024, global_batch_size=64, seed=1) as loader:
+            batches = iter(loader)
+            next(batches)
+            killing = threading.Thread(target=kill)
+            killing.start()
+            while not over.is_set():
+                began = time.monotonic()
+                next(batches)
+                longest = max(longest, time.monotonic() - began)
+            killing.join()
+        return longest
 
 
 def memory(tree: Path, corpus: Path, num_workers: int) -> tuple[float, float]:
@@ -127,6 +161,8 @@ def main() -> None:
                     f"{statistics.median(each[what]):.2f} ({max(each[what]):.2f})" for each in found.values()
                 ]
                 print(f"| {what} | {' | '.join(cells)} |")
+            waits = [longest_wait(tree, corpus, given.rounds) for tree in trees.values()]
+            print(f"| loop, s | {' | '.join(f'{each:.2f}' for each in waits)} |", flush=True)
             for num_workers in NUM_WORKERS:
                 values = [memory(tree, corpus, num_workers) for tree in trees.values()]
                 cells = [f"{total:.0f} ({own:.0f})" for total, own in values]

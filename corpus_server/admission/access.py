@@ -128,10 +128,10 @@ class Access:
             Unauthorized: none was sent, or its token is unknown or expired. Which of these is not said.
         """
         scheme, _, token = (authorization or "").partition(" ")
-        found = self._callers.get(_digest(token.strip()))
-        if found is None or scheme.lower() != "bearer" or time.time() >= found.expires:
+        caller = self._callers.get(_digest(token.strip()))
+        if caller is None or scheme.lower() != "bearer" or time.time() >= caller.expires:
             raise Unauthorized(is_given=authorization is not None)
-        return found
+        return caller
 
 
 def read_tokens(path: Path) -> tuple[dict[bytes, Caller], Version]:

@@ -72,11 +72,13 @@ class Check:
 
 def _connections(load: Load, request: RequestHead) -> None:
     """The process, and the address, have fewer connections than they may have."""
-    most, own = load.settings.max_connections, load.settings.max_connections_per_address
-    if load.num_connections > most:
-        raise Overloaded(f"this process has {most} connections, as many as it may")
-    if request.address and load.connections[request.address] > own:
-        raise Overloaded(f"this process has {own} connections from {request.address}, as many as it may")
+    limit, limit_of_address = load.settings.max_connections, load.settings.max_connections_per_address
+    if load.num_connections > limit:
+        raise Overloaded(f"this process has {limit} connections, as many as it may")
+    if request.address and load.connections[request.address] > limit_of_address:
+        raise Overloaded(
+            f"this process has {limit_of_address} connections from {request.address}, as many as it may"
+        )
 
 
 def _address(load: Load, request: RequestHead) -> None:
@@ -185,12 +187,12 @@ def max_body_bytes(request: RequestHead) -> int:
 @lru_cache(maxsize=4096)  # bounded, because clients choose their addresses; 10 us without it
 def _is_in(address: str, allow: str) -> bool:
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:  # another ASGI server may call a client anything
         return False
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped  # an IPv4 client of a socket for both
-    return any(found in network for network in networks(allow))
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped  # an IPv4 client of a socket for both
+    return any(ip in network for network in networks(allow))
 
 
 def _is_open(request: RequestHead) -> bool:

@@ -163,7 +163,7 @@ class Bridge:
     def _scope(self) -> Scope:
         path, _, query = self._request.target.partition(b"?")
         transport = self._line.transport
-        peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        peer, own_address = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -176,6 +176,6 @@ class Bridge:
             "root_path": "",
             "headers": self._message.lines,
             "client": peer[:2] if isinstance(peer, tuple) else None,
-            "server": here[:2] if isinstance(here, tuple) else None,
+            "server": own_address[:2] if isinstance(own_address, tuple) else None,
             "state": {LINE: self._line},
         }

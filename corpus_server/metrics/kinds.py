@@ -83,10 +83,10 @@ class Shared:
     def numbers(self) -> Series:
         """Return a copy of this process's numbers."""
         with _lock:
-            found = {labels: list(each) for labels, each in self.series.items()}
+            series = {labels: list(numbers) for labels, numbers in self.series.items()}
         for function in self._pulled.values():
-            found |= function()
-        return found
+            series |= function()
+        return series
 
     @staticmethod
     def add_up(a: list[float], b: list[float]) -> list[float]:

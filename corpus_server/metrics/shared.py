@@ -133,8 +133,8 @@ def to_json(numbers: Numbers) -> dict[str, Any]:
 def from_json(content: Any) -> Numbers:
     """Return what `to_json` was given; raise ValueError for anything else."""
     try:
-        found = {name: {tuple(key): each for key, each in series} for name, series in content.items()}
-        lines = [line for series in found.values() for line in series.items()]
+        numbers = {name: {tuple(key): each for key, each in series} for name, series in content.items()}
+        lines = [line for series in numbers.values() for line in series.items()]
         if not all(
             all(isinstance(label, str) for label in key) and each and all(map(math.isfinite, each))
             for key, each in lines
@@ -142,7 +142,7 @@ def from_json(content: Any) -> Numbers:
             raise TypeError
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError("these are no numbers of a worker") from error
-    return found
+    return numbers
 
 
 def add_up(every: Iterable[Numbers]) -> Numbers:

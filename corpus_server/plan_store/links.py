@@ -51,8 +51,8 @@ class PlacedLink(NamedTuple):
         digest, numbers = self.blob[:8], self.blob[8:]
         if digest != _digest(self.kept.id, numbers):
             return None
-        size, *_ = found = np.frombuffer(numbers, dtype="<u8")
-        return found[1 : 1 + int(size)], found[1 + int(size) :] if found.size > 1 + size else None
+        size, *_ = placed = np.frombuffer(numbers, dtype="<u8")
+        return placed[1 : 1 + int(size)], placed[1 + int(size) :] if placed.size > 1 + size else None
 
 
 def add_links(database: Database, plan: Continued, *, owner: str = "anyone", most: int | None = None) -> None:
@@ -105,18 +105,18 @@ def chain(database: Database, plan_id: str, is_known: Callable[[str], bool]) -> 
 
     Links that go round in a circle are damaged, and removed.
     """
-    found = dict[str, PlacedLink]()
+    links = dict[str, PlacedLink]()
     depth, at = 4, plan_id
     while rows := database.rows(_CHAIN, at, depth):
         for link_id, parent, placed, document in rows:
-            if link_id in found:
-                remove_links(database, found.values())
+            if link_id in links:
+                remove_links(database, links.values())
                 return []
-            found[link_id] = PlacedLink(KeptLink(link_id, document), parent, placed)
+            links[link_id] = PlacedLink(KeptLink(link_id, document), parent, placed)
             if is_known(at := parent):
-                return [*found.values()][::-1]
+                return [*links.values()][::-1]
         depth = min(4 * depth, _MAX_DEPTH)
-    return [*found.values()][::-1]
+    return [*links.values()][::-1]
 
 
 def remove_links(database: Database, links: Iterable[PlacedLink]) -> None:

@@ -34,7 +34,7 @@ _SEEN_SECONDS = 60.0
 
 _RUNS_OF_PLAN = """
     (SELECT group_concat(run, ' ')
-        FROM (SELECT its.run FROM runs AS its WHERE its.plan = plans.id ORDER BY its.seen DESC))
+        FROM (SELECT posted.run FROM runs AS posted WHERE posted.plan = plans.id ORDER BY posted.seen DESC))
 """
 
 _ADD = """
@@ -174,7 +174,7 @@ class PlanStore(Database):
         values = (*(() if run is None else (run,)), limit if may_read is None else -1)
 
         def read(connection: sqlite3.Connection) -> list[Row]:
-            found: list[Row] = []
+            rows: list[Row] = []
             num_bytes = 0
             for row in connection.execute(
                 f"SELECT id, document, {seen}, {names} FROM {source} ORDER BY {seen} DESC, id LIMIT ?", values
@@ -182,10 +182,10 @@ class PlanStore(Database):
                 if not _is_whole(row[0], row[1]):
                     continue
                 num_bytes += len(row[1])
-                if found and max_bytes is not None and num_bytes > max_bytes:
+                if rows and max_bytes is not None and num_bytes > max_bytes:
                     break
-                found.append(row)
-            return found
+                rows.append(row)
+            return rows
 
         plans = (
             StoredPlan(plan_id, document, seen, tuple((runs or "").split()))
@@ -222,20 +222,20 @@ def find_by_prefix(prefix: str, ids: Iterable[str]) -> str:
     """
     if not re.fullmatch(r"[0-9a-f]{1,64}", prefix):
         raise InvalidParameter.expected("id", "up to 64 of the digits 0-9 and a-f", prefix)
-    found = sorted(each for each in ids if each.startswith(prefix))
-    if not found:
+    matching = sorted(plan_id for plan_id in ids if plan_id.startswith(prefix))
+    if not matching:
         raise UnknownPlan(
             f"no plan here begins with {prefix!r}",
             parameter="id",
             received=prefix,
             remedy="`corpus-server plans list` shows those that are known",
         )
-    if len(found) > 1:
-        named = ", ".join(each[: len(prefix) + 8] for each in found[:_MAX_NAMED])
+    if len(matching) > 1:
+        named = ", ".join(each[: len(prefix) + 8] for each in matching[:_MAX_NAMED])
         raise InvalidParameter(
-            f"several plans begin with {prefix!r}: {named}{', ...' if len(found) > _MAX_NAMED else ''}",
+            f"several plans begin with {prefix!r}: {named}{', ...' if len(matching) > _MAX_NAMED else ''}",
             parameter="id",
             received=prefix,
             remedy="give more digits",
         )
-    return found[0]
+    return matching[0]

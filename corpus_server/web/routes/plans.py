@@ -88,8 +88,8 @@ async def plans(call: Call, query: PlansQuery) -> AsgiResponse:
         return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
 
     def head(plan_id: str) -> dict[str, object]:
-        found = newest_link(call.service.store, plan_id)
-        return {} if found is None else dict(zip(("head", "num_stages"), found, strict=True))
+        newest = newest_link(call.service.store, plan_id)
+        return {} if newest is None else dict(zip(("head", "num_stages"), newest, strict=True))
 
     return sent(await call.run(list_them))
 
