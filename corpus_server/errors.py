@@ -96,7 +96,7 @@ class AnswerTooLarge(CorpusServerError, slug="answer-too-large", status=422):
     def __init__(self, what: str, size: int, limit: int, unit: str, *, parameter: str, remedy: str) -> None:
         accepted = f"at most {limit} {unit}"
         super().__init__(
-            f"{what} holds {accepted}, this one would hold {size}",
+            f"{what} takes {accepted}, this one would take {size}",
             parameter=parameter,
             received=size,
             accepted=accepted,

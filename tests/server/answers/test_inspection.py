@@ -205,7 +205,7 @@ def test_no_more_is_shown_than_a_text_may_have(
         if limit == fits:
             assert ask(service, plan_id).status == 200
         else:
-            with pytest.raises(AnswerTooLarge, match=f"would hold {fits}"):
+            with pytest.raises(AnswerTooLarge, match=f"would take {fits}"):
                 ask(service, plan_id)
 
 

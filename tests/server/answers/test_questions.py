@@ -95,7 +95,7 @@ def test_a_receipt_reads_at_most_so_many_bytes(service: Service, plan_id: str) -
     assert ask(size).status == 200
     with pytest.raises(AnswerTooLarge) as refused:
         ask(size - 1)
-    assert refused.value.detail == f"a question holds at most {size - 1} bytes, this one would hold {size}"
+    assert refused.value.detail == f"a question takes at most {size - 1} bytes, this one would take {size}"
     assert refused.value.parameter == "step"
     assert refused.value.remedy == "compare the checksums of the ranks' batches instead"
 
@@ -156,7 +156,7 @@ def test_the_shards_of_at_most_so_many_rows_are_listed(service: Service, plan_id
         return shards(service, plan_id, ShardsQuery(step="3", count=count), GET, budget)
 
     assert ask("2").status == 200
-    with pytest.raises(AnswerTooLarge, match="at most 12 rows, this one would hold 18") as refused:
+    with pytest.raises(AnswerTooLarge, match="at most 12 rows, this one would take 18") as refused:
         ask("3")
     assert refused.value.remedy == "ask for at most 2 steps"
 

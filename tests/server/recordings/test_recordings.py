@@ -111,7 +111,7 @@ def test_too_many_rows_are_sampled_by_rank_and_refused_beyond(tmp_path: Path) ->
         assert sum_of.ranks_apart == 1
     with (
         mock.patch.object(losses, "SAMPLED_ROWS", 1),
-        pytest.raises(AnswerTooLarge, match="at most 9 rows, this one would hold 10"),
+        pytest.raises(AnswerTooLarge, match="at most 9 rows, this one would take 10"),
     ):
         sum_losses(recording, 0, 10, 5, Budget(Limits(rows=9)))
 
