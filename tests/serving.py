@@ -67,8 +67,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 def run_here(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end in this process, which saves a second; for what starts no server."""
-    # Before COLUMNS is set: a console keeps the width that the variable has when the module is imported.
-    from corpus_server.cli import common, main  # noqa: F401
+    from corpus_server.cli import common, main
 
     stdout, stderr, code = io.StringIO(), io.StringIO(), 0
     with (
@@ -77,6 +76,8 @@ def run_here(*arguments: str | Path, **variables: str) -> subprocess.CompletedPr
         contextlib.redirect_stdout(stdout),
         contextlib.redirect_stderr(stderr),
     ):
+        for console in (common.console, common.errors):  # they keep the width of their first use
+            console.width = int(os.environ["COLUMNS"])
         try:
             main()
         except SystemExit as end:

@@ -284,8 +284,20 @@ def parse_document(text: str | bytes | bytearray) -> Plan | Link:
 
 
 def _document_of(parsed: Any) -> Plan | Link:
-    continues = isinstance(parsed, Mapping) and "parent" in parsed
-    return Link.from_json(parsed) if continues else Plan.from_json(parsed)
+    if not isinstance(parsed, Mapping):
+        return Plan.from_json(parsed)
+    if "parent" in parsed:
+        return Link.from_json(parsed)
+    # The plan in a loader's state has the decisions of the run beside it, "" where there are none.
+    if decisions := parsed.get("decisions"):
+        raise InvalidPlan(
+            "the plan is that of a run that was extended, and its decisions are no field of a plan",
+            parameter="decisions",
+            received=str(decisions)[:100],
+            remedy="build the loader with CorpusLoader(url, plan=state['plan']), which posts them; or post the "
+            'stages that continue the plan as {"parent": ID, "stages": [...]}',
+        )
+    return Plan.from_json({name: value for name, value in parsed.items() if name != "decisions"})
 
 
 def _id_of(document: str) -> str:

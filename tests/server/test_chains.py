@@ -372,3 +372,13 @@ def test_a_chain_ends_where_there_is_no_more_room(catalog: Catalog, tmp_path: Pa
         assert 3 < len(ids) < 50
         assert all(has_link(store, each) for each in ids[1:])
         assert store.rows("SELECT num_bytes FROM totals")[0][0] <= 5_000
+
+
+def test_the_plan_of_a_state_can_be_posted_and_decisions_only_by_the_loader(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "web.bin", some_tokens(1000))
+    plan = one_source("web", 8, 4)
+    with RunningServer({"web": path}, tmp_path) as server:
+        assert server.post_plan({**plan, "decisions": ""}).json()["id"] == server.post_plan(plan).json()["id"]
+        problem = check_problem(server.post_plan({**plan, "decisions": "[5,1]"}), 422, "invalid-plan")
+    assert problem["parameter"] == "decisions"
+    assert "CorpusLoader(url, plan=state['plan'])" in problem["remedy"]
