@@ -294,8 +294,8 @@ def _document_of(parsed: Any) -> Plan | Link:
             "the plan is that of a run that was extended, and its decisions are no field of a plan",
             parameter="decisions",
             received=str(decisions)[:100],
-            remedy="build the loader with CorpusLoader(url, plan=state['plan']), which posts them; or post the "
-            'stages that continue the plan as {"parent": ID, "stages": [...]}',
+            remedy="build the loader with CorpusLoader(url, plan=state['plan']), which posts them; or post "
+            'the stages that continue the plan as {"parent": ID, "stages": [...]}',
         )
     return Plan.from_json({name: value for name, value in parsed.items() if name != "decisions"})
 
