@@ -144,7 +144,7 @@ class WindowReading:
                 selection, number = select(
                     self.bound, step, places, count, world_size=self._world_size, masks=self._masks
                 )
-            except (ArithmeticError, LookupError, ValueError):  # of numbers that fit nothing
+            except (ArithmeticError, LookupError, MemoryError, ValueError):  # of numbers that fit nothing
                 self._check_tables()
                 raise
             self._budget.locate_seconds += time.monotonic() - began

@@ -18,12 +18,13 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from corpus_server.admission.admission import Admission
-from corpus_server.answers.response import ClientLeft, Response
+from corpus_server.answers.response import Response
 from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.http import connection as connection_module
 from corpus_server.http.connection import Connection
 from corpus_server.settings import Settings
+from corpus_server.work import ClientLeft
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import RawConnection, check_raw_problem, get
 from tests.server.answers.world import with_certificate
