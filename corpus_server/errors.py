@@ -84,7 +84,7 @@ class InvalidPlan(CorpusServerError, slug="invalid-plan", status=422):
         )
 
 
-class AnswerTooLarge(CorpusServerError, slug="answer-too-large", status=422):
+class ResponseTooLarge(CorpusServerError, slug="response-too-large", status=422):
     """The response would exceed a limit of the server.
 
     Args:

@@ -3,7 +3,7 @@
 Every 5 s one worker, whichever comes first, adds up the numbers of all and writes a sample. All of them
 answer from its file, so it does not matter which one is asked, and asking costs next to nothing.
 
-    state_dir/metrics/SUPERVISOR/live    {"at": ..., "numbers": {...}, "averages": {...}, "answer": {...}}
+    state_dir/metrics/SUPERVISOR/live    {"at": ..., "numbers": {...}, "averages": {...}, "response": {...}}
 
 A metric says itself where it is shown (`Curve`, `CorpusColumn`). What is made of several metrics is here.
 """
@@ -35,7 +35,7 @@ HOUR_SECONDS = 3600.0
 """For so long are samples kept, 720 of them, about 70 kB, and ranks that ask for nothing shown."""
 
 MAX_SHOWN_RANKS = 1024
-"""Ranks in an answer: those that asked last."""
+"""Ranks in a response: those that asked last."""
 
 AVERAGE_SECONDS = 30.0
 """Time constant of averages: with steps of 10 s, single samples would hop between 0 and 2."""
@@ -257,20 +257,20 @@ def publish() -> None:
                 file.write(orjson.dumps(state))
 
 
-def answer() -> dict[str, Any]:
-    """Return the answer of `/v1/live`: the newest sample and those of the hour before; blocks."""
+def response() -> dict[str, Any]:
+    """Return the response of `/v1/live`: the newest sample and those of the hour before; blocks."""
     folder = shared.shared_folder()
     if folder is None:
         if not _is_recent(_own.get("at", 0.0)):
             _own.update(orjson.loads(orjson.dumps(next_state(_own, shared.own_numbers(), time.time()))))
-        return dict(_own["answer"])
+        return dict(_own["response"])
     if not (path := folder / "live").exists():  # within the first second of a server
         publish()
     return _read(path, path.stat().st_mtime_ns)
 
 
 def after(whole: Mapping[str, Any], unix_seconds: float) -> dict[str, Any]:
-    """Return an answer with only those samples that came after a time."""
+    """Return a response with only those samples that came after a time."""
     times = whole["samples"]["unix_seconds"]
     first = next((k for k, each in enumerate(times) if each > unix_seconds), len(times))
     return {**whole, "samples": {name: values[first:] for name, values in whole["samples"].items()}}
@@ -287,7 +287,7 @@ def next_state(before: Any, numbers: Numbers, now: float) -> State:
     """
     try:
         then, earlier = before["at"], shared.from_json(before["numbers"])
-        averages, samples = before["averages"], before["answer"]["samples"]
+        averages, samples = before["averages"], before["response"]["samples"]
         if list(samples) != ["unix_seconds", *(each.name for each in COLUMNS)]:
             raise ValueError("the file is of another release")
         if now <= then:
@@ -326,14 +326,14 @@ def next_state(before: Any, numbers: Numbers, now: float) -> State:
         corpora=_corpora(change, average),
         plans=_plans(change, now, average),
     )
-    return {"at": now, "numbers": shared.to_json(numbers), "averages": averaged, "answer": shown}
+    return {"at": now, "numbers": shared.to_json(numbers), "averages": averaged, "response": shown}
 
 
 @lru_cache(maxsize=1)
 def _read(path: Path, changed_ns: int) -> dict[str, Any]:
-    """Return the answer of a file; `changed_ns` tells its versions apart."""
-    answer: dict[str, Any] = orjson.loads(path.read_bytes())["answer"]
-    return answer
+    """Return the response of a file; `changed_ns` tells its versions apart."""
+    response: dict[str, Any] = orjson.loads(path.read_bytes())["response"]
+    return response
 
 
 def _is_due(path: Path) -> bool:

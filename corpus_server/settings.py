@@ -89,11 +89,13 @@ class Settings:
         "Folder of losses that training runs recorded, or of one such folder a run; the page shows them.",
     )
     # 64 MiB are 32 steps of 512 x 2,049 uint16 tokens.
-    max_answer_bytes: int = _setting(64 * MIB, "Largest response body.", accepted=(1, 2**40), shown="64 MiB")
+    max_response_bytes: int = _setting(
+        64 * MIB, "Largest response body.", accepted=(1, 2**40), shown="64 MiB"
+    )
     # JSON and text cost about a microsecond per token.
     max_text_tokens: int = _setting(MIB, "Most tokens of a JSON or text response.", accepted=(1, 2**40))
-    # Two requests of each of 1,000 ranks in step. Of large answers, `load.MAX_BYTES` allows fewer.
-    max_concurrent_answers: int = _setting(
+    # Two requests of each of 1,000 ranks in step. Of large responses, `load.MAX_BYTES` allows fewer.
+    max_concurrent_responses: int = _setting(
         2048, "Token responses in flight per process; more get 503 and Retry-After.", accepted=(1, 2**20)
     )
     gather_threads: int = _setting(
@@ -243,9 +245,9 @@ EXPOSED: Mapping[str, Any] = {
     "max_connections": 1024,
     # Eight ranks of a host with two connections each, twice for those that a restart left half open.
     "max_connections_per_address": 32,
-    # 32 answers of at most 16 MiB, which is what loaders ask for.
-    "max_concurrent_answers": 32,
-    "max_answer_bytes": 16 * MIB,
+    # 32 responses of at most 16 MiB, which is what loaders ask for.
+    "max_concurrent_responses": 32,
+    "max_response_bytes": 16 * MIB,
     "max_text_tokens": MIB // 8,
 }
 """Defaults under `exposed`; the file and the command line have priority."""

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
-ANSWER_SECONDS = 60.0
+RESPONSE_SECONDS = 60.0
 POLL_SECONDS = 0.005
 LAST_LINES = 5
 
@@ -150,11 +150,11 @@ def connect(url: str) -> http.client.HTTPConnection:
     """
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or HOST, parts.port, timeout=ANSWER_SECONDS)
+    connection = kind(parts.hostname or HOST, parts.port, timeout=RESPONSE_SECONDS)
     try:
         if parts.scheme == "uds":
             connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(ANSWER_SECONDS)
+            connection.sock.settimeout(RESPONSE_SECONDS)
             connection.sock.connect(unquote(parts.path))
         else:
             connection.connect()
@@ -165,7 +165,7 @@ def connect(url: str) -> http.client.HTTPConnection:
 
 
 def read(connection: http.client.HTTPConnection) -> bytes:
-    """The body of the answer that is awaited.
+    """The body of the response that is awaited.
 
     Raises:
         ServerFailed: the status is not 200.
@@ -179,14 +179,14 @@ def read(connection: http.client.HTTPConnection) -> bytes:
 
 
 def get(url: str, path: str, *, headers: Mapping[str, str] | None = None) -> bytes:
-    """The body of one answer, over a connection of its own."""
+    """The body of one response, over a connection of its own."""
     with closing(connect(url)) as connection:
         connection.request("GET", path, headers=dict(headers or {}))
         return read(connection)
 
 
 def is_ready(url: str) -> bool:
-    """Whether a server answers `/readyz` with yes."""
+    """Whether a server responses `/readyz` with yes."""
     try:
         get(url, "/readyz")
     except (OSError, http.client.HTTPException, ServerFailed):

@@ -55,7 +55,7 @@ def is_answered(port: int, target: str) -> bool:
 
 
 def wait(port: int, target: str) -> None:
-    """Ask until the answer is 200."""
+    """Ask until the response is 200."""
     while not is_answered(port, target):
         time.sleep(0.002)
 

@@ -120,7 +120,7 @@ class ServedCorpus:
 
     @property
     def tokens(self) -> np.ndarray:
-        """All tokens, in the type of the answers."""
+        """All tokens, in the type of the responses."""
         return np.concatenate(self.shards)
 
 

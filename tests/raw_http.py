@@ -22,7 +22,7 @@ PART_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class RawAnswer:
+class RawResponse:
     """One whole response.
 
     Args:
@@ -102,7 +102,7 @@ class RawConnection:
 
     def read(
         self, *, bodiless: bool = False, pause_seconds: float = 0.0, part: int = PART_BYTES
-    ) -> RawAnswer:
+    ) -> RawResponse:
         """Read the next response.
 
         Args:
@@ -116,7 +116,7 @@ class RawConnection:
         """
         status, headers, length = self._read_head(part)
         if bodiless or status == 304:
-            return RawAnswer(status, headers, b"")
+            return RawResponse(status, headers, b"")
         body = bytearray(self._received[:length])
         del self._received[:length]
         while len(body) < length:
@@ -126,14 +126,14 @@ class RawConnection:
             body += received
             if pause_seconds:
                 time.sleep(pause_seconds)
-        return RawAnswer(status, headers, bytes(body))
+        return RawResponse(status, headers, bytes(body))
 
     def await_some(self, num_bytes: int) -> None:
         """Wait until something of the next response is there; receive at most `num_bytes` for that."""
         if not self._received:
             self._received += self._receive(num_bytes)
 
-    def read_or_end(self) -> RawAnswer | Ended:
+    def read_or_end(self) -> RawResponse | Ended:
         """Read the next response, or return how the connection ended before it did."""
         try:
             return self.read()
@@ -217,14 +217,14 @@ def post(path: str, body: bytes) -> bytes:
     return get(path, f"Content-Length: {len(body)}", method="POST") + body
 
 
-def check_raw_problem(answer: RawAnswer, status: int, slug: str | None = None) -> dict[str, Any]:
+def check_raw_problem(response: RawResponse, status: int, slug: str | None = None) -> dict[str, Any]:
     """Check that a response is a complete problem document (RFC 9457) and return it."""
-    assert answer.headers.get("content-type") == "application/problem+json", answer
-    document: dict[str, Any] = answer.json()
-    assert (answer.status, document["status"]) == (status, status), document
+    assert response.headers.get("content-type") == "application/problem+json", response
+    document: dict[str, Any] = response.json()
+    assert (response.status, document["status"]) == (status, status), document
     assert document["type"], document
     assert document["detail"], document
-    assert document["request_id"] == answer.headers["x-request-id"], answer
+    assert document["request_id"] == response.headers["x-request-id"], response
     if slug is not None:
         assert document["type"] == slug, document
     return document

@@ -34,8 +34,8 @@ START_SECONDS = STOP_SECONDS = WAIT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A whole HTTP answer."""
+class Response:
+    """A whole HTTP response."""
 
     status: int
     headers: Message
@@ -247,7 +247,7 @@ class RunningServer:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         **query: object,
-    ) -> Answer:
+    ) -> Response:
         """Ask over a connection of its own; `query` values are spelled by `str`."""
         target = path + ("?" + urlencode(query) if query else "")
         with contextlib.closing(self.connect()) as connection:
@@ -283,7 +283,7 @@ class RunningServer:
                         assert time.monotonic() < deadline, f"{path.name} is not written any more"
                         time.sleep(0.05)
 
-    def post_plan(self, plan: object) -> Answer:
+    def post_plan(self, plan: object) -> Response:
         """Post a plan document."""
         return self.get("/v1/plans", method="POST", body=json.dumps(plan).encode())
 
@@ -295,11 +295,11 @@ def ask(
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
-) -> Answer:
-    """Send one request over a connection and read its whole answer; the same request has the same answer."""
+) -> Response:
+    """Send one request over a connection and read its whole response; equal requests have equal ones."""
     connection.request(method, target, body=body, headers={"X-Request-Id": "tests", **(headers or {})})
     response = connection.getresponse()
-    return Answer(status=response.status, headers=response.headers, body=response.read())
+    return Response(status=response.status, headers=response.headers, body=response.read())
 
 
 def wait_until(condition: Callable[[], object], what: object = "", seconds: float = WAIT_SECONDS) -> None:
@@ -318,15 +318,17 @@ def host_and_port(url: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def check_problem(answer: Answer, status: int, slug: str, *, parameter: str | None = None) -> dict[str, Any]:
-    """Check that an answer is a complete problem document and return it."""
-    assert answer.headers["Content-Type"] == "application/problem+json"
-    assert answer.headers["Cache-Control"] == "no-store"
-    document: dict[str, Any] = answer.json()
-    assert (answer.status, document["status"], document["type"]) == (status, status, slug), document
+def check_problem(
+    response: Response, status: int, slug: str, *, parameter: str | None = None
+) -> dict[str, Any]:
+    """Check that a response is a complete problem document and return it."""
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.headers["Cache-Control"] == "no-store"
+    document: dict[str, Any] = response.json()
+    assert (response.status, document["status"], document["type"]) == (status, status, slug), document
     assert document["title"] == slug.replace("-", " ").capitalize()
     assert document["detail"]
-    assert document["request_id"] == answer.headers["X-Request-Id"]
+    assert document["request_id"] == response.headers["X-Request-Id"]
     assert set(document) - {"parameter", "received", "accepted", "remedy"} == {
         *("type", "title", "status", "detail", "request_id")
     }

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from corpus_server.admission.admission import CHECKS
-from corpus_server.answers.response import HEADERS
 from corpus_server.metrics.kinds import METRICS
 from corpus_server.plan import ORDERS
 from corpus_server.plan.orders.order import Order, all_shards, neighbouring_shards
+from corpus_server.responses.response import HEADERS
 from corpus_server.settings import EXPOSED, all_settings
 from corpus_server.web import description
 from tests.serving import ROOT

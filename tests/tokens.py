@@ -10,7 +10,7 @@ from typing import Any
 
 from corpus_server.admission.access import make_token
 from corpus_server.admission.request import Limits
-from tests.serving import Answer, RunningServer
+from tests.serving import Response, RunningServer
 
 
 @dataclass
@@ -43,5 +43,5 @@ def plan(*names: str) -> dict[str, Any]:
     return {"seq_len": 16, "stages": [{"global_batch_size": 8, "mixture": mixture}]}
 
 
-def post(server: RunningServer, document: object, headers: dict[str, str]) -> Answer:
+def post(server: RunningServer, document: object, headers: dict[str, str]) -> Response:
     return server.get("/v1/plans", method="POST", body=json.dumps(document).encode(), headers=headers)

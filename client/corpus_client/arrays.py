@@ -1,7 +1,7 @@
 """Batches as NumPy arrays, for JAX and other frameworks: the loader's network and plan, without torch.
 
 There is no thread. A request for the steps behind the current ones is on the wire while the caller computes,
-and the kernel's socket buffer holds what has arrived of its answer.
+and the kernel's socket buffer holds what has arrived of its response.
 """
 
 from __future__ import annotations

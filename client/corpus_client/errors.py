@@ -9,7 +9,7 @@ CorpusClientError
 |- ReplicaUnusable                                      not asked again
 |   `- ReplicaRefused, HostNotFound, CertificateRefused
 |- TransportError                                       retried: the path failed, not the request
-|   `- ConnectionFailed, NoProgress, AnswerCorrupt
+|   `- ConnectionFailed, NoProgress, ResponseCorrupt
 `- ServerError                                          the server answered with a problem document
     `- AccessDenied, UnknownCorpus, UnknownPlan         the others are told apart by `kind`
 """
@@ -72,7 +72,7 @@ class PinningFailed(CorpusClientError):
 
 
 class ReplicaUnusable(CorpusClientError):
-    """A server is not asked again, since the answer would be the same."""
+    """A server is not asked again, since the response would be the same."""
 
 
 class ReplicaRefused(ReplicaUnusable):
@@ -88,7 +88,7 @@ class CertificateRefused(ReplicaUnusable):
 
 
 class DeadlineExceeded(CorpusClientError):
-    """No replica gave a good answer within the deadline; chained from the last failure."""
+    """No replica gave a good response within the deadline; chained from the last failure."""
 
 
 class TransportError(CorpusClientError):
@@ -110,13 +110,13 @@ class NoProgress(TransportError):
     """Connected, but nothing came for too long."""
 
 
-class AnswerCorrupt(TransportError):
-    """The answer is not what was asked for: length, shape, dtype, plan, step or checksum."""
+class ResponseCorrupt(TransportError):
+    """The response is not what was asked for: length, shape, dtype, plan, step or checksum."""
 
 
 @dataclass(eq=False, repr=False)
 class ServerError(CorpusClientError):
-    """An error answer of the server, rebuilt from its problem document, of which a proxy may send none."""
+    """An error response of the server, rebuilt from its problem document, of which a proxy may send none."""
 
     detail: str  # the server's sentence
     _: KW_ONLY

@@ -62,7 +62,7 @@ class PlanOptions:
     def check(self, plan: BoundPlan) -> None:
         """Raise `InvalidArgument` unless they go together with this plan."""
         if plan.dtype not in STORED_DTYPES:
-            raise errors.AnswerCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {plan.dtype!r}")
+            raise errors.ResponseCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {plan.dtype!r}")
         if self.dtype == torch.int32 and plan.dtype in ("uint32", "int64"):
             raise errors.InvalidArgument(
                 f"dtype must be torch.int64 or None for {plan.dtype} tokens, got int32"

@@ -49,7 +49,7 @@ class RemoteCorpus:
                 "the corpus with mask=no"
             )
         if self.dtype not in STORED_DTYPES:
-            raise errors.AnswerCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {self.dtype!r}")
+            raise errors.ResponseCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {self.dtype!r}")
 
     def __repr__(self) -> str:
         return f"RemoteCorpus({self._url!r}, {self.name!r}, {self._num_tokens:,} {self.dtype} tokens)"

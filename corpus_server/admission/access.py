@@ -40,7 +40,7 @@ SETTLE_SECONDS = 3.0
 """An editor, or a script that writes table by table, is done within so long."""
 
 HANG_SECONDS = 5.0
-"""Without an answer of the file's disk, which is then said in the log and the metrics."""
+"""Without a response of the file's disk, which is then said in the log and the metrics."""
 
 Version = tuple[int, ...]
 """What changes with a file: the first two when another file takes its name."""

@@ -157,10 +157,10 @@ def _token_limits(load: Load, request: RequestHead) -> None:
 
 def _slots(load: Load, request: RequestHead) -> None:
     """A slot is free, and the token has not more than its share of them."""
-    limit = load.settings.max_concurrent_answers
+    limit = load.settings.max_concurrent_responses
     if len(load.slots) >= limit or load.num_bytes >= MAX_BYTES:
         load.drop_stalled()
-    load.check_share("answers", len(load.slots), load.usage[request.caller.name].num_slots, limit)
+    load.check_share("responses", len(load.slots), load.usage[request.caller.name].num_slots, limit)
 
 
 CHECKS: tuple[Check, ...] = (

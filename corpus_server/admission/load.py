@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from corpus_server.admission.access import Access
 from corpus_server.admission.request import Caller
-from corpus_server.errors import AnswerTooLarge, BodyTooLarge, Overloaded
+from corpus_server.errors import BodyTooLarge, Overloaded, ResponseTooLarge
 from corpus_server.settings import Settings
 
 MAX_BODY_BYTES = 32 * 2**20
@@ -66,7 +66,7 @@ class Usage:
     """What a token uses of this process now."""
 
     num_slots: int = 0
-    num_short: int = 0  # short answers that are made
+    num_short: int = 0  # short responses that are made
     num_bytes: int = 0  # of responses under way
     paid_until: float = 0.0  # monotonic second until which what it took is within its bytes per second
 
@@ -93,7 +93,7 @@ class Slot:
         with self._load.lock:
             if num_bytes > SMALL_BYTES:
                 self._load.check_share(
-                    "bytes of answers", self._load.num_bytes, self._usage.num_bytes, MAX_BYTES
+                    "bytes of responses", self._load.num_bytes, self._usage.num_bytes, MAX_BYTES
                 )
             self.num_bytes = num_bytes
             self._load.num_bytes += num_bytes
@@ -185,7 +185,7 @@ class Load:
         stalled = [each for each in looked_at if each[0] > STALLED_SECONDS]
         stalled.sort(key=itemgetter(0))
         num_bytes = sum(slot.num_bytes for _, slot in stalled)
-        while len(stalled) > self.settings.max_concurrent_answers // 2 or num_bytes > MAX_BYTES // 2:
+        while len(stalled) > self.settings.max_concurrent_responses // 2 or num_bytes > MAX_BYTES // 2:
             seconds, slot = stalled.pop()
             num_bytes -= slot.num_bytes
             _log.warning("dropped a reader that took nothing for %.1f s: its slot was needed", seconds)
@@ -195,7 +195,7 @@ class Load:
 
     @contextmanager
     def short(self, caller: Caller) -> Iterator[None]:
-        """Count a short answer, such as a description, while it is made.
+        """Count a short response, such as a description, while it is made.
 
         As many as costly ones: two threads make them, and who comes later would wait for all others.
 
@@ -203,8 +203,8 @@ class Load:
             Overloaded: as many are being made as may be, or the token has its share of them.
         """
         usage = self.usage[caller.name]
-        limit = self.settings.max_concurrent_answers
-        self.check_share("answers", self._num_short, usage.num_short, limit)
+        limit = self.settings.max_concurrent_responses
+        self.check_share("responses", self._num_short, usage.num_short, limit)
         self._num_short += 1
         usage.num_short += 1
         try:
@@ -293,22 +293,22 @@ class Load:
             self._body_bytes -= counted
 
     def check_size(self, size_bytes: int, parameter: str) -> None:
-        """Raise AnswerTooLarge above `max_answer_bytes`, before anything of the response is computed."""
-        remedy = f"a smaller {parameter}, or --max-answer-bytes when starting the server"
-        _check("an answer", size_bytes, self.settings.max_answer_bytes, "bytes", parameter, remedy)
+        """Raise ResponseTooLarge above `max_response_bytes`, before anything of the response is computed."""
+        remedy = f"a smaller {parameter}, or --max-response-bytes when starting the server"
+        _check("a response", size_bytes, self.settings.max_response_bytes, "bytes", parameter, remedy)
 
     def check_shards(self, size_bytes: int) -> None:
-        """Raise AnswerTooLarge if the staged shards of a response exceed the cache."""
+        """Raise ResponseTooLarge if the staged shards of a response exceed the cache."""
         remedy = "ask for fewer steps, or give a larger --cache-bytes when starting the server"
-        what, limit = "the cache for the shards of an answer", self.settings.cache_bytes
+        what, limit = "the cache for the shards of a response", self.settings.cache_bytes
         _check(what, size_bytes, limit, "bytes", "count", remedy)
 
     def check_text_size(self, num_tokens: int, parameter: str) -> None:
-        """Raise AnswerTooLarge for a JSON or text response of more than `max_text_tokens`."""
-        what, remedy = "an answer of format json or text", "format=raw or format=npy, or ask for less"
+        """Raise ResponseTooLarge for a JSON or text response of more than `max_text_tokens`."""
+        what, remedy = "a response of format json or text", "format=raw or format=npy, or ask for less"
         _check(what, num_tokens, self.settings.max_text_tokens, "tokens", parameter, remedy)
 
 
 def _check(what: str, size: int, limit: int, unit: str, parameter: str, remedy: str) -> None:
     if size > limit:
-        raise AnswerTooLarge(what, size, limit, unit, parameter=parameter, remedy=remedy)
+        raise ResponseTooLarge(what, size, limit, unit, parameter=parameter, remedy=remedy)

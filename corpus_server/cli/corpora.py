@@ -272,7 +272,7 @@ def index(
     """
     if metadata is None and (key is not None or keep is not None):
         raise InvalidParameter.expected("metadata", "given with --key and --keep", None)
-    answer: dict[str, Any] = {}
+    response: dict[str, Any] = {}
     lines: list[str] = []
     if metadata is None or force or spec.eot is not None or not _has_documents(spec):
         with progress(quiet=as_json) as report:
@@ -280,17 +280,17 @@ def index(
         if indexed.found_nowhere:
             warn(f"token {spec.eot} occurs nowhere: is it the right id? Every shard is one document now")
         counts = {"num_documents": indexed.num_documents, "found_nowhere": indexed.found_nowhere}
-        answer |= {**dataclasses.asdict(indexed), **counts}
+        response |= {**dataclasses.asdict(indexed), **counts}
         lines += _indexed(indexed)
     if metadata is not None:
         from corpus_server.tools.viewing.attach import attach
 
         attached = attach(spec, metadata, key=key, keep=split_names("keep", keep))
-        answer["metadata"] = dataclasses.asdict(attached)
+        response["metadata"] = dataclasses.asdict(attached)
         columns = ", ".join(f"{name} ({kind})" for name, kind in attached.columns.items())
         lines.append(f"{attached.num_documents:,} rows of metadata in {attached.folder}: {columns}")
     if as_json:
-        print_json(answer)
+        print_json(response)
     else:
         say("\n".join(lines))
 

@@ -85,11 +85,11 @@ def _rows(asked: Asked, plan_id: str, step: int) -> Iterator[dict[str, Any]]:
     first, size = 0, 1
     while first < size:
         route = f"/v1/plans/{quote(plan_id, safe='')}/rows"
-        answer = asked.ask(route, step=step, first=first, count=_ROWS, metadata="all")
-        if problems := answer["problems"]:
+        response = asked.ask(route, step=step, first=first, count=_ROWS, metadata="all")
+        if problems := response["problems"]:
             raise InvalidParameter(problems[0], parameter="metadata")
-        size = answer["global_batch_size"]
-        for row in answer["rows"]:
+        size = response["global_batch_size"]
+        for row in response["rows"]:
             if row["documents"] is None:  # one response names so many documents; the next begins here
                 break
             yield row

@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import questions  # noqa: F401 - registers what can be asked
-from corpus_server.answers.problem import invalid_parameter
-from corpus_server.answers.question import QUESTIONS
-from corpus_server.answers.service import Service
 from corpus_server.cli.server import Asked
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.responses import questions  # noqa: F401 - registers what can be asked
+from corpus_server.responses.problem import invalid_parameter
+from corpus_server.responses.question import QUESTIONS
+from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.work import Budget
 
@@ -34,7 +34,7 @@ class Files(Asked):
         self._service = service
 
     def ask(self, path: str, body: bytes | None = None, **query: Any) -> Any:
-        """Return the answer to one of `QUESTIONS`; keep a plan; list the corpora by name."""
+        """Return the response to one of `QUESTIONS`; keep a plan; list the corpora by name."""
         if path == "/v1/corpora":
             return {"corpora": [{"name": name} for name in self._service.catalog.corpora]}
         if body is not None:

@@ -196,22 +196,22 @@ def diff(
         one, other = known.find(a), known.find(b)
         if isinstance(known, Server) and not corpora:
             query: dict[str, Any] = {"other": other.id, "steps": steps}
-            answer = known.ask(f"/v1/plans/{one.id}/diff", **query)
+            response = known.ask(f"/v1/plans/{one.id}/diff", **query)
         else:
             fields = [dataclasses.asdict(change) for change in changed_fields(one, other)]
             compared = _compare(one, other, corpora, steps, max_rows) if corpora else {"rows": None}
-            answer = {"a": one.id, "b": other.id, "fields": fields, **compared}
-    rows = answer["rows"]
+            response = {"a": one.id, "b": other.id, "fields": fields, **compared}
+    rows = response["rows"]
     equal_steps = count_equal_steps(one, other) if rows is None else rows["equal_steps"]
     if as_json:
-        print_json({**answer, "equal_steps": equal_steps})
-    elif not answer["fields"]:
+        print_json({**response, "equal_steps": equal_steps})
+    elif not response["fields"]:
         console.print("The two plans are the same.")
     else:
-        console.print(_fields(answer), _said(equal_steps, rows), sep="\n")
+        console.print(_fields(response), _said(equal_steps, rows), sep="\n")
         if rows is not None and rows["steps"]:
             console.print(_steps(rows["steps"]))
-        for change in answer.get("views", []):
+        for change in response.get("views", []):
             console.print(_documents(change), soft_wrap=True)
 
 
@@ -241,9 +241,9 @@ def _bind(plan: Plan, catalog: Catalog) -> BoundPlan:
     return catalog.bind(plan.bind(fingerprints))
 
 
-def _fields(answer: dict[str, Any]) -> Table:
-    fields = table("field", f"A {answer['a'][:SHORT_ID]}", f"B {answer['b'][:SHORT_ID]}")
-    for change in answer["fields"]:
+def _fields(response: dict[str, Any]) -> Table:
+    fields = table("field", f"A {response['a'][:SHORT_ID]}", f"B {response['b'][:SHORT_ID]}")
+    for change in response["fields"]:
         fields.add_row(*map(escape, (change["field"], _value(change["a"]), _value(change["b"]))))
     return fields
 

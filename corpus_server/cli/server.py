@@ -27,7 +27,7 @@ class Asked(ABC):
 
     @abstractmethod
     def ask(self, path: str, body: bytes | None = None, **query: Any) -> Any:
-        """Return the JSON that a route answers, to which `body` is posted if there is one.
+        """Return the JSON that a route responses, to which `body` is posted if there is one.
 
         Raises:
             CorpusServerError: the question is refused, or nobody answers.
@@ -60,7 +60,7 @@ class Server(Asked):
         self._url = url.rstrip("/")
 
     def ask(self, path: str, body: bytes | None = None, **query: Any) -> Any:
-        """Return the JSON that a route answers."""
+        """Return the JSON that a route responses."""
         try:
             request = Request(f"{self._url}{path}" + (f"?{urlencode(query)}" if query else ""), data=body)
             request.add_header(RUN, "corpus-server")
@@ -72,7 +72,7 @@ class Server(Asked):
             raise _refusal(error) from error
         except (OSError, HTTPException, ValueError) as error:
             raise CorpusServerError(
-                f"no answer from {self._url}: {getattr(error, 'reason', error)}",
+                f"no response from {self._url}: {getattr(error, 'reason', error)}",
                 remedy="is the server running?",
             ) from error
 

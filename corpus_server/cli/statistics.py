@@ -21,8 +21,8 @@ def statistics(spec: CorpusSpec) -> dict[str, Any]:
     from corpus_server.cli.files import open_files  # loads pydantic, which the other commands do not wait for
 
     with open_files(spec) as files:
-        answer: dict[str, Any] = files.ask(f"/v1/corpora/{quote(spec.name, safe='')}/statistics")
-    return answer
+        response: dict[str, Any] = files.ask(f"/v1/corpora/{quote(spec.name, safe='')}/statistics")
+    return response
 
 
 def show_statistics(statistics: dict[str, Any]) -> None:

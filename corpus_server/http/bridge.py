@@ -13,10 +13,10 @@ import asyncio
 from starlette.types import ASGIApp, Scope
 from starlette.types import Message as AsgiMessage
 
-from corpus_server.answers.response import Buffer, status_line
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import Line, log_error
 from corpus_server.http.message import Message
+from corpus_server.responses.response import Buffer, status_line
 from corpus_server.work import ClientLeft
 
 LEFT_SECONDS = 0.1

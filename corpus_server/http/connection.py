@@ -33,15 +33,15 @@ from starlette.types import ASGIApp
 
 from corpus_server import metrics
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, request_id_in
-from corpus_server.answers.problem import problem
-from corpus_server.answers.response import Answered, Buffer, Response
-from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import TOKEN_LIMITS
 from corpus_server.errors import BadRequest, CorpusServerError, RequestTimeout
 from corpus_server.http.bridge import LEFT_SECONDS, Bridge
 from corpus_server.http.exchange import ROUTES, Exchange, log_error, respond
 from corpus_server.http.message import END, Message, too_large
 from corpus_server.http.send import widen
+from corpus_server.responses.problem import problem
+from corpus_server.responses.response import Answered, Buffer, Response
+from corpus_server.responses.service import Service
+from corpus_server.responses.tokens import TOKEN_LIMITS
 from corpus_server.work import Budget, ClientLeft
 
 MAX_WAITING_BYTES = 64 * 1024
@@ -143,7 +143,7 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close the connection when nothing is under way, else after the response."""
         self.ends = True
-        # What has come may be on its way through the loop: a request that was sent gets its answer.
+        # What has come may be on its way through the loop: a request that was sent gets its response.
         seconds = LAST_REQUEST_SECONDS if self._is_new else LAST_REQUEST_SECONDS / 10
         self._closes_at = self._loop.time() + seconds
         self._changed.set()
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
             request = self._message.head
             self.ends = self.ends or not request.keep_alive or self._service.admission.closing
             if self._message.complete and request.method == "GET" and request.path in ROUTES:
-                await self._answer(request)
+                await self._response(request)
             else:
                 await Bridge(self, self._message).run(self._app)
         except Exception as error:  # noqa: BLE001 - a client must not be left without a response
@@ -246,7 +246,7 @@ class Connection(asyncio.Protocol):
         """Headers of the connection, which each of its responses has."""
         return [*self._shared.default_headers, _CLOSE] if self.ends else self._shared.default_headers
 
-    async def _answer(self, request: RequestHead) -> None:
+    async def _response(self, request: RequestHead) -> None:
         """Answer a request on the fast path, and count the response."""
 
         def head(response: Response) -> bytes:

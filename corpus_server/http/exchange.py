@@ -25,25 +25,25 @@ from pydantic import ValidationError
 from corpus_server import metrics
 from corpus_server.admission.load import Slot
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import tokens
-from corpus_server.answers.problem import problem
-from corpus_server.answers.response import (
+from corpus_server.errors import CorpusServerError
+from corpus_server.http.send import writable, write
+from corpus_server.responses import tokens
+from corpus_server.responses.problem import problem
+from corpus_server.responses.response import (
     TIMING_HEADER,
     Buffer,
     Response,
     timing_value,
 )
-from corpus_server.answers.service import Gone, Service
-from corpus_server.answers.tokens import BatchesQuery, parameters
-from corpus_server.errors import CorpusServerError
-from corpus_server.http.send import writable, write
+from corpus_server.responses.service import Gone, Service
+from corpus_server.responses.tokens import BatchesQuery, parameters
 from corpus_server.work import Budget, ClientLeft, Later, Limits
 
 ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead, Budget], Response]] = {
     b"/v1/batches": tokens.batches,
     b"/v1/indices": tokens.indices,
 }
-"""What a connection answers itself; the application has the same paths as routes."""
+"""What a connection responses itself; the application has the same paths as routes."""
 
 PATIENCE_SECONDS = 0.02
 """How long a thread sends to one reader that falls behind before it leaves the rest to the loop. A fast one

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 
-from corpus_server.answers.response import Buffer
+from corpus_server.responses.response import Buffer
 from corpus_server.work import ClientLeft
 
 UNIX_BUFFER_BYTES = 1 << 20

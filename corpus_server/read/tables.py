@@ -27,7 +27,7 @@ import xxhash
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing_folder
-from corpus_server.errors import AnswerTooLarge, FingerprintMismatch, Overloaded, StateUnavailable
+from corpus_server.errors import FingerprintMismatch, Overloaded, ResponseTooLarge, StateUnavailable
 from corpus_server.plan import Plan
 from corpus_server.plan.streams import Sequences
 from corpus_server.plan.tabled import Job, Table
@@ -155,7 +155,7 @@ class Tables:
         Raises:
             FingerprintMismatch: a corpus has other documents than the plan was made for.
             InvalidPlan, UnknownDocument, InvalidParameter: the corpora have no such table.
-            AnswerTooLarge: a table is too large for memory.
+            ResponseTooLarge: a table is too large for memory.
             ClientLeft, Later, Overloaded: see `Jobs.result`; Overloaded, too, if another process builds it.
         """
         if (tabled := plan.tabled) is None:
@@ -192,7 +192,7 @@ class Tables:
                 return found
             num_bytes = size * _JOB_BYTES
             if self._folder is not None and num_bytes > MAX_MEMORY_BYTES:
-                raise AnswerTooLarge(
+                raise ResponseTooLarge(
                     "the table of a plan that is spelled inline",
                     num_bytes,
                     MAX_MEMORY_BYTES,

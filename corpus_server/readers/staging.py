@@ -165,11 +165,11 @@ class Stager(Closing):
             for file in list(missing):  # a copy: `_answer` takes what has failed out of the set
                 failure = self._failures.get(file)
                 if failure is not None and failure.times and failure.retry_at > now:
-                    self._answer(file, failure.error)
+                    self._response(file, failure.error)
             self._changed.notify()
         return request.future
 
-    def _answer(self, file: StagedFile, error: BaseException | None) -> None:
+    def _response(self, file: StagedFile, error: BaseException | None) -> None:
         """Let requests go on that wait for nothing but this shard, or fail all that wait for it."""
         for each in [each for each in self._waiting if file in each.missing]:
             each.missing.discard(file)
@@ -259,7 +259,7 @@ class Stager(Closing):
         seconds = num_bytes / rate
         names = ", ".join(sorted(file.name for file in missing)[:3])
         return NotStaged(
-            f"{len(missing)} shards of this answer ({names} ...) are being staged: "
+            f"{len(missing)} shards of this response ({names} ...) are being staged: "
             f"{num_bytes} bytes are on their way, at {rate / 1e6:.0f} MB/s about {seconds:.0f} s",
             retry_after_seconds=min(max(1, math.ceil(seconds)), _MAX_RETRY_AFTER_SECONDS),
         )
@@ -320,14 +320,14 @@ class Stager(Closing):
             if error is None:
                 self._failures.pop(file, None)
                 self._planned.absent.pop(file, None)
-                self._answer(file, None)
+                self._response(file, None)
             elif isinstance(error, CacheFull | BlockingIOError):  # there may be room, or the shard, soon
                 self._failures[file] = _Failure(error, now + _LOOK_SECONDS, 0)
             else:
                 times = self._failures[file].times + 1 if file in self._failures else 1
                 seconds = min(0.5 * 2.0 ** min(times, 10), _LAST_RETRY_SECONDS)
                 self._failures[file] = _Failure(error, now + seconds, times)
-                self._answer(file, error)
+                self._response(file, error)
                 _log.warning("%s was not staged: %s", file.name, error.detail)
             self._changed.notify()
 

@@ -126,7 +126,7 @@ def _ranks_apart(recording: Recording, start: int, stop: int, budget: Budget) ->
     """Return 1, or a larger k where only the parts of every k-th rank are to be read.
 
     Raises:
-        AnswerTooLarge: those are too many, too.
+        ResponseTooLarge: those are too many, too.
     """
     num_rows = np.zeros(1 + max((part.rank for part in recording.parts), default=0))
     for part in recording.parts:

@@ -31,11 +31,11 @@ import uvloop
 from starlette.types import ASGIApp
 
 from corpus_server import live
-from corpus_server.answers.service import Service
-from corpus_server.answers.tracing import start_tracing, stop_tracing
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.connection import Connection, Shared
 from corpus_server.metrics import shared
+from corpus_server.responses.service import Service
+from corpus_server.responses.tracing import start_tracing, stop_tracing
 from corpus_server.run.listening import BACKLOG, server_context, take_no_more
 from corpus_server.run.logs import log_to_stderr
 from corpus_server.run.process import (

@@ -19,7 +19,7 @@ from corpus_server.stores.cache import Cache
 from corpus_server.stores.objects import Store, StoreObject
 
 RANGE_BYTES: Final = 8 << 20
-"""Bytes of one request: at 100 MB/s a connection, the 30 ms until a store answers are a third of its time."""
+"""Bytes of one request: at 100 MB/s a connection, the 30 ms until a store responses are a third of it."""
 
 RANGES_AT_ONCE: Final = 16
 """Of all shards together: 16 connections fill 10 Gbit/s where each brings 100 MB/s."""

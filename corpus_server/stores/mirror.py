@@ -70,7 +70,7 @@ class Mirror(Closing):
             raise UnreadableCorpus(
                 f"{url}: expected a token file or a folder of shards, found nothing",
                 received=url,
-                remedy="check the URL; an empty answer may also mean that the credentials may not list",
+                remedy="check the URL; an empty response may also mean that the credentials may not list",
             )
         for each in found:
             if each.etag is None and each.modified.startswith("1970-"):

@@ -152,7 +152,7 @@ class Store:
     def _object(self, meta: Any) -> StoreObject:
         etag = meta["e_tag"]
         if etag is not None and not etag.endswith('"'):
-            etag = f'"{etag}"'  # Azure's lists leave the quotes out, its other answers do not
+            etag = f'"{etag}"'  # Azure's lists leave the quotes out, its other responses do not
         return StoreObject(
             url=f"{self.root}/{meta['path']}",
             path=meta["path"],

@@ -15,7 +15,7 @@ from starlette.routing import Match
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from corpus_server.answers.service import Service
+from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.web import problems
 from corpus_server.web.gateway import Gateway
@@ -63,7 +63,7 @@ def _endpoint(route: Route) -> Callable[[Request], Awaitable[AsgiResponse]]:
     async def endpoint(request: Request) -> AsgiResponse:
         head = request.scope[HEAD]
         call = Call(request, head, request.app.state.service)
-        return await route.answer(call, **route.given(request.path_params, head.query_string))
+        return await route.handler(call, **route.given(request.path_params, head.query_string))
 
     return endpoint
 

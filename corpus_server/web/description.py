@@ -14,7 +14,7 @@ from fastapi_offline import FastAPIOffline
 
 from corpus_server import __version__
 from corpus_server.web.routes import ROUTES, Route
-from corpus_server.web.schemas import ANSWERS, PROBLEM_TYPE, Problem
+from corpus_server.web.schemas import PROBLEM_TYPE, RESPONSES, Problem
 
 _ABOUT = """
 Which tokens a training step sees is a pure function of a small plan. A plan is named by its id (`plan=`) or
@@ -49,8 +49,8 @@ def described() -> FastAPI:
     )
     for route in ROUTES:
         options = dict(route.described)
-        if (route.method, route.path) in ANSWERS:
-            options["response_model"] = ANSWERS[route.method, route.path]
+        if (route.method, route.path) in RESPONSES:
+            options["response_model"] = RESPONSES[route.method, route.path]
         options["responses"] = {**_PROBLEMS, **options.get("responses", {})}
         app.add_api_route(route.path, _endpoint(route), methods=[route.method], **options)
     for operations in app.openapi()["paths"].values():
@@ -74,5 +74,5 @@ def _endpoint(route: Route) -> Callable[..., Any]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, keyword, annotation=kind) for name, kind in kinds.items()]
     endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    endpoint.__name__, endpoint.__doc__ = route.answer.__name__, route.about
+    endpoint.__name__, endpoint.__doc__ = route.handler.__name__, route.about
     return endpoint

@@ -19,7 +19,7 @@ _SLUGS = {404: "not-found", 405: "method-not-allowed"}
 _MAX_ECHO = 200
 
 
-async def _answer(request: Request, error: Exception) -> AsgiResponse:
+async def _response(request: Request, error: Exception) -> AsgiResponse:
     headers: dict[str, str] = {}
     match error:
         case ClientDisconnect() | ClientLeft():
@@ -47,6 +47,6 @@ def _methods(request: Request) -> set[str]:
 _KINDS = (CorpusServerError, HTTPException, ClientDisconnect, ClientLeft, Exception)
 
 HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Awaitable[AsgiResponse]]] = dict.fromkeys(
-    _KINDS, _answer
+    _KINDS, _response
 )
 """For the application: of every kind of error. A plain function would be called in a thread."""

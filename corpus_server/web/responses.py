@@ -15,13 +15,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from corpus_server import live
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.problem import problem
-from corpus_server.answers.question import Question
-from corpus_server.answers.response import NO_STORE, Buffer, Response
-from corpus_server.answers.service import Service
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.bridge import LINE
 from corpus_server.http.exchange import Exchange
+from corpus_server.responses.problem import problem
+from corpus_server.responses.question import Question
+from corpus_server.responses.response import NO_STORE, Buffer, Response
+from corpus_server.responses.service import Service
 from corpus_server.work import Budget, ClientLeft
 
 HEAD = "corpus_server.head"
@@ -125,7 +125,7 @@ def events(service: Service, request: Request, head: RequestHead) -> AsgiRespons
             with contextlib.suppress(CorpusServerError):
                 while scope["method"] != "HEAD" and not gate.closing:
                     gate.check(head)
-                    newest = await service.run_probe(live.answer)
+                    newest = await service.run_probe(live.response)
                     if newest["unix_seconds"] > sent_until:
                         event = orjson.dumps(live.after(newest, sent_until))
                         sent_until = newest["unix_seconds"]

@@ -1,4 +1,4 @@
-"""JSON answers, as the API describes itself; only the description imports them."""
+"""JSON responses, as the API describes itself; only the description imports them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 
-class MaskAnswer(BaseModel):
+class MaskResponse(BaseModel):
     """The loss mask of a shard: one byte a token, 0 where the token is no target."""
 
     file: Annotated[str, Field(description="The file, below the corpus's folder.")]
@@ -15,7 +15,7 @@ class MaskAnswer(BaseModel):
     size_bytes: Annotated[int, Field(description="Bytes of the file.")]
 
 
-class ShardAnswer(BaseModel):
+class ShardResponse(BaseModel):
     """One shard of a corpus."""
 
     name: Annotated[str, Field(description="Of its file; `:NUMBER` behind it if the file holds several.")]
@@ -25,10 +25,10 @@ class ShardAnswer(BaseModel):
     dtype: str
     data_offset: Annotated[int, Field(description="Bytes before the first token.")]
     size_bytes: Annotated[int, Field(description="Bytes of the file.")]
-    loss_mask: Annotated[MaskAnswer | None, Field(description="Missing if the shard has none.")] = None
+    loss_mask: Annotated[MaskResponse | None, Field(description="Missing if the shard has none.")] = None
 
 
-class ViewAnswer(BaseModel):
+class ViewResponse(BaseModel):
     """Of which corpus a view is, and how it was made."""
 
     fingerprint: Annotated[str, Field(description="Of the corpus.")]
@@ -40,7 +40,7 @@ class ViewAnswer(BaseModel):
     size_bytes: Annotated[int, Field(description="Bytes of the view's file.")]
 
 
-class CorpusAnswer(BaseModel):
+class CorpusResponse(BaseModel):
     """One corpus."""
 
     name: str
@@ -57,17 +57,17 @@ class CorpusAnswer(BaseModel):
     tokenizer: Annotated[str | None, Field(description="`bytes` or the name of its file.")]
     num_masks: Annotated[int, Field(description="Shards with a loss mask; the others count as all ones.")]
     has_metadata: Annotated[bool, Field(description="Whether its documents have metadata.")]
-    shards: list[ShardAnswer]
-    view: Annotated[ViewAnswer | None, Field(description="Missing unless the corpus is a view.")] = None
+    shards: list[ShardResponse]
+    view: Annotated[ViewResponse | None, Field(description="Missing unless the corpus is a view.")] = None
 
 
-class CorporaAnswer(BaseModel):
+class CorporaResponse(BaseModel):
     """All corpora."""
 
-    corpora: list[CorpusAnswer]
+    corpora: list[CorpusResponse]
 
 
-class SourceAnswer(BaseModel):
+class SourceResponse(BaseModel):
     """One source of a plan."""
 
     num_windows: Annotated[int, Field(description="Rows of an epoch.")]
@@ -88,7 +88,7 @@ class SourceAnswer(BaseModel):
     ] = None
 
 
-class StageAnswer(BaseModel):
+class StageResponse(BaseModel):
     """One stage of a plan."""
 
     from_step: Annotated[int, Field(description="Plan step.")]
@@ -104,31 +104,31 @@ class StageAnswer(BaseModel):
     ]
 
 
-class PlanShardAnswer(ShardAnswer):
+class PlanShardResponse(ShardResponse):
     """One shard of a plan's shard list."""
 
     corpus: str
 
 
-class RootAnswer(BaseModel):
+class RootResponse(BaseModel):
     """The plan that others continue."""
 
     id: str
     plan: dict[str, Any]
 
 
-class PlanAnswer(BaseModel):
+class PlanResponse(BaseModel):
     """A plan bound to the corpora here."""
 
     id: str
     plan: dict[str, Any]
     root: Annotated[
-        RootAnswer | None, Field(description="Of a plan that continues others, the first of them.")
+        RootResponse | None, Field(description="Of a plan that continues others, the first of them.")
     ] = None
-    sources: dict[str, SourceAnswer]
+    sources: dict[str, SourceResponse]
     num_stages: int
     stages: Annotated[
-        list[StageAnswer],
+        list[StageResponse],
         Field(description="The last 512; of a posted plan that continues another one, those that it adds."),
     ]
     num_steps: Annotated[int | None, Field(description="Training steps; null if the plan has no end.")]
@@ -141,7 +141,7 @@ class PlanAnswer(BaseModel):
         Field(description="What `/v1/indices` says of a row: its window, or the pieces that it joins."),
     ]
     shards: Annotated[
-        list[PlanShardAnswer],
+        list[PlanShardResponse],
         Field(description="Of a posted plan that continues another one, those of sources that it adds."),
     ]
 
@@ -159,7 +159,7 @@ class PlanItem(BaseModel):
     num_stages: Annotated[int | None, Field(description="Of that one.")] = None
 
 
-class PlansAnswer(BaseModel):
+class PlansResponse(BaseModel):
     """The plans that were posted to a server."""
 
     num_plans: Annotated[int, Field(description="Plans that the server keeps; the list may hold fewer.")]
@@ -182,12 +182,12 @@ class Problem(BaseModel):
 
 PROBLEM_TYPE = "application/problem+json"
 
-ANSWERS: dict[tuple[str, str], Any] = {
+RESPONSES: dict[tuple[str, str], Any] = {
     ("GET", "/healthz"): dict[str, str],
-    ("GET", "/v1/corpora"): CorporaAnswer,
-    ("GET", "/v1/corpora/{name}"): CorpusAnswer,
-    ("POST", "/v1/plans"): PlanAnswer,
-    ("GET", "/v1/plans"): PlansAnswer,
-    ("GET", "/v1/plans/{plan_id}"): PlanAnswer,
+    ("GET", "/v1/corpora"): CorporaResponse,
+    ("GET", "/v1/corpora/{name}"): CorpusResponse,
+    ("POST", "/v1/plans"): PlanResponse,
+    ("GET", "/v1/plans"): PlansResponse,
+    ("GET", "/v1/plans/{plan_id}"): PlanResponse,
 }
 """What routes answer, by method and path, where the route does not say so itself."""

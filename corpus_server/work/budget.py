@@ -1,4 +1,4 @@
-"""What one question may use, and whether anybody still waits for its answer.
+"""What one question may use, and whether anybody still waits for its response.
 
 A question is a plain function that gets a budget. It calls `spend` at least every 30 ms or so: that
 raises the refusal if the question takes more than it may, `ClientLeft` if nobody waits any more, and gives
@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
-from corpus_server.errors import AnswerTooLarge, Overloaded
+from corpus_server.errors import Overloaded, ResponseTooLarge
 from corpus_server.work.turns import Turn
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ connection on which nothing comes."""
 
 
 class ClientLeft(Exception):
-    """Nobody waits for the answer any more."""
+    """Nobody waits for the response any more."""
 
 
 class Later(Exception):
@@ -113,8 +113,8 @@ class Budget:
         """Count work, done or about to be; let another question have its turn when this one's is over.
 
         Raises:
-            AnswerTooLarge: the question takes more than it may.
-            ClientLeft: nobody waits for the answer.
+            ResponseTooLarge: the question takes more than it may.
+            ClientLeft: nobody waits for the response.
         """
         if rows or num_bytes:
             self.rows += rows
@@ -124,7 +124,7 @@ class Budget:
         if self._turn is not None and self._turn.pass_on(self._is_over):
             self._check_seconds()
         if self._is_over():
-            raise ClientLeft("nobody waits for the answer")
+            raise ClientLeft("nobody waits for the response")
 
     def check(self, *, rows: int = 0, num_bytes: int = 0, parameter: str = "", remedy: str = "") -> None:
         """Refuse what is about to be computed, if that is more than the question may use.
@@ -135,13 +135,13 @@ class Budget:
             remedy: what to ask for instead.
 
         Raises:
-            AnswerTooLarge: naming what the question takes, and the limit.
+            ResponseTooLarge: naming what the question takes, and the limit.
         """
         needed = {"rows": self.rows + rows, "bytes": self.num_bytes + num_bytes}
         limits = {"rows": self.limits.rows, "bytes": self.limits.num_bytes}
         for unit, size in needed.items():
             if size > limits[unit]:
-                raise AnswerTooLarge(
+                raise ResponseTooLarge(
                     "a question",
                     size,
                     limits[unit],
@@ -184,7 +184,7 @@ class Budget:
             what: is waited for, as a sentence.
 
         Raises:
-            ClientLeft: nobody waits for the answer.
+            ClientLeft: nobody waits for the response.
             Later: see above.
             Overloaded: it took `WAIT_SECONDS`.
         """
@@ -221,7 +221,7 @@ class Budget:
         finally:
             self._wake = None
         if self._is_over():
-            raise ClientLeft("nobody waits for the answer")
+            raise ClientLeft("nobody waits for the response")
         if self._turn is not None:
             self._turn.take(self._is_over)
 
@@ -231,13 +231,13 @@ class Budget:
         """Take the first turn, in the thread that computes.
 
         Raises:
-            ClientLeft: nobody waits for the answer.
+            ClientLeft: nobody waits for the response.
         """
         if self._turn is not None:
             self._used_seconds = -time.thread_time()
             self._turn.take(self._is_over)
         if self._is_over():
-            raise ClientLeft("nobody waits for the answer")
+            raise ClientLeft("nobody waits for the response")
 
     def stop(self) -> None:
         """Give the turn back for good, in the thread that computed."""
@@ -246,7 +246,7 @@ class Budget:
             self._turn = None
 
     def end(self, *, comes_again: bool = False) -> None:
-        """Say that nobody waits for the answer any more; from any thread, idempotent.
+        """Say that nobody waits for the response any more; from any thread, idempotent.
 
         Args:
             comes_again: the client was told to ask again soon.
@@ -277,7 +277,7 @@ class Budget:
     def _check_seconds(self) -> None:
         used = self._used_seconds + time.thread_time()
         if used > self.limits.seconds:
-            raise AnswerTooLarge(
+            raise ResponseTooLarge(
                 "a question",
                 math.ceil(used),
                 int(self.limits.seconds),

@@ -128,7 +128,7 @@ def connect(job: Job) -> Callable[[float], dict[str, float]]:
 
 
 class TimedReplicas(Replicas):
-    """Record when each request was sent, and the time until its answer was complete and checked."""
+    """Record when each request was sent, and the time until its response was complete and checked."""
 
     def __init__(self, into: list[tuple[float, float]], *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

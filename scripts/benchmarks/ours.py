@@ -89,7 +89,7 @@ class Ours:
 
 
 class OneAtATime:
-    """Deliver by the client's transport on one open connection: one request, its answer, the next request.
+    """Deliver by the client's transport on one open connection: one request, its response, the next request.
 
     Args:
         same_step: ask for step 0 again and again, which a cache can answer.

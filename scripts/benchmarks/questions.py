@@ -156,10 +156,10 @@ def measure(server: RunningServer, request: bytes, timeout: float) -> Costs:
     with RawConnection(server, timeout=timeout) as connection:
         connection.send(request)
         try:
-            answer = connection.read()
-            status, what = answer.status, "" if answer.status == 200 else answer.body.decode()
+            response = connection.read()
+            status, what = response.status, "" if response.status == 200 else response.body.decode()
         except OSError:
-            status, what = 0, "no answer"
+            status, what = 0, "no response"
     seconds = time.monotonic() - began
     time.sleep(max(0.0, 1.5 - seconds))  # so that there are enough batches
     for each in others:
@@ -187,12 +187,12 @@ def questions(server: RunningServer) -> dict[str, Callable[[], bytes]]:
 
     def posted(mixture: str, size: int, **more: Any) -> str:
         stage = {"global_batch_size": size, "mixture": {mixture: 1}, **more.pop("stage", {})}
-        answer = server.post_plan({"seq_len": 64, "stages": [stage], **more})
-        while answer.status == 503:
+        response = server.post_plan({"seq_len": 64, "stages": [stage], **more})
+        while response.status == 503:
             time.sleep(0.5)
-            answer = server.post_plan({"seq_len": 64, "stages": [stage], **more})
-        assert answer.status == 200, answer.body
-        return str(answer.json()["id"])
+            response = server.post_plan({"seq_len": 64, "stages": [stage], **more})
+        assert response.status == 200, response.body
+        return str(response.json()["id"])
 
     def diff(one: str, other: str) -> bytes:
         return get(f"/v1/plans/{one}/diff", other=other, steps=100)
@@ -257,16 +257,16 @@ def questions(server: RunningServer) -> dict[str, Callable[[], bytes]]:
 def report(found: dict[str, Costs]) -> str:
     """Return the figures as a table."""
     lines = [
-        "| question | answer | s | CPU s | peak MiB | others' p99, ms | idle after 4 left, s | their MiB |",
+        "| question | response | s | CPU s | peak MiB | others' p99, ms | idle after 4 left, s | their MiB |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, its in found.items():
-        answer = str(its.status)
+        response = str(its.status)
         with suppress(ValueError):
-            answer += f" {json.loads(its.what)['type']}"
+            response += f" {json.loads(its.what)['type']}"
         figures = (its.seconds, its.cpu_seconds)
         lines.append(
-            f"| {name} | {answer} | "
+            f"| {name} | {response} | "
             + " | ".join(f"{each:.2f}" for each in figures)
             + f" | {its.peak_mib:.0f} | {its.others_p99_ms:.0f} | {its.after_left_seconds:.2f} | "
             f"{its.left_peak_mib:.0f} |"
@@ -278,7 +278,7 @@ def main() -> None:
     """Measure the questions, and print a table."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--only", default="", help="Questions whose names hold this word.")
-    arguments.add_argument("--seconds", type=float, default=60, help="How long an answer is waited for.")
+    arguments.add_argument("--seconds", type=float, default=60, help="How long a response is waited for.")
     arguments.add_argument("--out", type=Path, help="Write the table there, too.")
     asked = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="questions-") as folder:

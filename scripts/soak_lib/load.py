@@ -1,4 +1,4 @@
-"""Load on a running server, every answer compared with what came before anything was wrong; memory."""
+"""Load on a running server, every response compared with what came before anything was wrong; memory."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def right_tokens(url: str, corpus: str, token: str | None) -> np.ndarray:
     query = {**PLAN, "corpus": corpus, "batch_size": NUM_ROWS}
     for step in range(0, NUM_STEPS, 20):
         target = f"{url}/v1/batches?{urlencode({**query, 'step': step, 'count': 20})}"
-        with urlopen(Request(target, headers=headers), timeout=60) as answer:
-            shape = [int(each) for each in answer.headers["Corpus-Shape"].split(",")]
-            parts.append(np.frombuffer(answer.read(), answer.headers["Corpus-Dtype"]).reshape(shape))
+        with urlopen(Request(target, headers=headers), timeout=60) as response:
+            shape = [int(each) for each in response.headers["Corpus-Shape"].split(",")]
+            parts.append(np.frombuffer(response.read(), response.headers["Corpus-Dtype"]).reshape(shape))
     return np.concatenate(parts)
 
 
@@ -181,6 +181,6 @@ def growth_table(samples: Sequence[Sample], num_rows: int = 10) -> list[str]:
 def percentiles(seconds: Sequence[float]) -> str:
     """Return p50 and p99 in milliseconds."""
     if not seconds:
-        return "no answers"
+        return "no responses"
     p50, p99 = np.percentile(seconds, (50, 99)) * 1e3
     return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms of {len(seconds):,}"

@@ -106,8 +106,8 @@ def mixed_load(soak: Soak) -> Outcome:
                     "/nowhere",
                 )
             )
-            answer = server.get(path)
-            assert answer.status in (200, 404, 422), (path, answer)
+            response = server.get(path)
+            assert response.status in (200, 404, 422), (path, response)
             time.sleep(0.02)
 
         def post() -> None:

@@ -388,9 +388,9 @@ def test_a_denied_document_is_seen_no_more(
     href = page.locator("#successor a").first.get_attribute("href")
     assert href is not None
     successor = href.rsplit("/", 1)[1]
-    answer = server.get("/v1/lookup", plan=successor, corpus="docs", token=token, epochs=1).json()
+    response = server.get("/v1/lookup", plan=successor, corpus="docs", token=token, epochs=1).json()
     assert [
-        found["step"] for found in answer["rows"] if found["step"] is not None and found["step"] >= 7
+        found["step"] for found in response["rows"] if found["step"] is not None and found["step"] >= 7
     ] == []
 
 

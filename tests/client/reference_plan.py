@@ -1,4 +1,4 @@
-"""What a right answer is, in plain Python, one window after another.
+"""What a right response is, in plain Python, one window after another.
 
 So tests of the client can say what is right without the code under test.
 """

@@ -34,7 +34,7 @@ from tests.client.reference_plan import (
 
 @dataclass(frozen=True)
 class Fault:
-    """What to do to one array answer.
+    """What to do to one array response.
 
     kind: cut | reset | checksum | shape | length | flip | busy | error | bad-request | slow | hole |
         unknown-plan | header-plan | answer-late (once the next request has come on the same connection) |
@@ -59,7 +59,7 @@ class ReferenceServer:
     """One server process's worth of behaviour, on a thread.
 
     Args:
-        next_fault: called for every array answer; None: answer rightly.
+        next_fault: called for every array response; None: answer rightly.
         receipt_seconds, receipt_salt: how long a receipt takes, and what makes it a wrong one.
         moved: whether the indices of a step are wrong.
         port: 0 for a free one; a fixed one to come back on.
@@ -249,12 +249,12 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def do_GET(self) -> None:
-        self._answer(self._get)
+        self._response(self._get)
 
     def do_POST(self) -> None:
-        self._answer(self._post)
+        self._response(self._post)
 
-    def _answer(self, route: Callable[[], None]) -> None:
+    def _response(self, route: Callable[[], None]) -> None:
         self.ref.headers.append(dict(self.headers.items()))
         try:
             if self.ref.token and self.headers["Authorization"] != f"Bearer {self.ref.token}":
@@ -368,7 +368,7 @@ class _Handler(BaseHTTPRequestHandler):
             busy = {"type": "overloaded", "detail": "too much"}
             self._json(busy, 503, "application/problem+json", Retry_After=str(int(fault.at)))
             return
-        self._fail_before_the_answer(fault)
+        self._fail_before_the_response(fault)
         body = bytearray(np.ascontiguousarray(array).tobytes())
         verified = query.get("checksum") == "tail"
         tail = xxhash.xxh3_64_digest(bytes(body)) if verified else b""
@@ -397,11 +397,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self._send_with_fault(body + tail, len(body), fault)
 
-    def _fail_before_the_answer(self, fault: Fault) -> None:
+    def _fail_before_the_response(self, fault: Fault) -> None:
         if fault.kind == "error":
             raise Problem(500, "internal-error", "it broke")
         if fault.kind == "bad-request":
-            raise Problem(422, "answer-too-large", "too large", remedy="ask for less")
+            raise Problem(422, "response-too-large", "too large", remedy="ask for less")
         if fault.kind == "slow":
             time.sleep(fault.at)
         elif fault.kind == "answer-late":

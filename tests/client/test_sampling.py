@@ -150,7 +150,7 @@ def test_remote_tokens_above_the_sign_bit() -> None:
 def test_a_remote_corpus_of_another_process_is_refused(
     server: ReferenceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both processes would read from one connection, each a part of the other's answers."""
+    """Both processes would read from one connection, each a part of the other's responses."""
     remote = RemoteCorpus(server.url, "web")
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
@@ -168,10 +168,10 @@ def test_too_short_remote_corpus() -> None:
         get_batch(remote, 4, 8)
 
 
-def test_an_interrupted_draw_leaves_no_answer_behind(
+def test_an_interrupted_draw_leaves_no_response_behind(
     server: ReferenceServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its answer may come after all; a proxy may have stripped the tag that tells it from the next one."""
+    """Its response may come after all; a proxy may have stripped the tag that tells it from the next one."""
     faults = [Fault("slow", 1.0)]
     interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
     with closing(RemoteCorpus(server.url, "web")) as corpus:

@@ -138,4 +138,4 @@ def test_the_log_says_that_a_loop_waits_and_for_how_long_at_most(
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     waits = [text for text in told if "waiting up to 2 s in all" in text]
     assert len(waits) >= 2
-    assert all(text.startswith("no answer for ") and server.url in text for text in waits)
+    assert all(text.startswith("no response for ") and server.url in text for text in waits)

@@ -231,7 +231,7 @@ def test_an_error_in_a_worker_reaches_the_training_loop(
 ) -> None:
     with RunningServer({"web": corpora["web"].path}, tmp_path) as server:
         dataset = CorpusIterableDataset(server.url, **PLAN, network=Network(deadline_seconds=0.2))
-    with pytest.raises(errors.DeadlineExceeded, match="no good answer from http"):
+    with pytest.raises(errors.DeadlineExceeded, match="no good response from http"):
         next(iter(loaded(dataset, 1)))
 
 

@@ -69,10 +69,10 @@ def test_positions_borders_and_the_mask_are_those_of_the_documents(running: Runn
 
 
 def row_numbers(server: RunningServer, plan: dict[str, Any], step: int, rank: int) -> list[int]:
-    answer = server.get(
+    response = server.get(
         "/v1/indices", plan=server.post_plan(plan).json()["id"], step=step, rank=rank, world_size=2
     )
-    numbers: list[int] = answer.json()["rows"][0]
+    numbers: list[int] = response.json()["rows"][0]
     return numbers
 
 

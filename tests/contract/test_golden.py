@@ -44,11 +44,11 @@ def test_a_plan_means_the_same_windows_for_ever(tmp_path: Path) -> None:
 def test_both_halves_agree_on_the_first_batch(tmp_path: Path) -> None:
     path = _write(tmp_path)
     with RunningServer({"golden": path}, tmp_path) as server:
-        answer = server.get("/v1/batches", corpus="golden", seq_len=8, batch_size=4, seed=1337, step=0)
+        response = server.get("/v1/batches", corpus="golden", seq_len=8, batch_size=4, seed=1337, step=0)
         with CorpusLoader(
             server.url, corpus="golden", seq_len=8, global_batch_size=4, seed=1337, device="cpu"
         ) as loader:
-            assert loader.plan_id == answer.headers["Corpus-Plan"] == PLAN_ID
+            assert loader.plan_id == response.headers["Corpus-Plan"] == PLAN_ID
             tokens = next(loader).tokens.numpy()
-    assert answer.body.hex() == FIRST_BATCH
-    assert tokens.astype("<u2").tobytes() == answer.body
+    assert response.body.hex() == FIRST_BATCH
+    assert tokens.astype("<u2").tobytes() == response.body

@@ -10,14 +10,14 @@ import xxhash
 
 from corpus_server import errors
 from corpus_server.admission import admission, load, request
-from corpus_server.answers.question import LIMITS
-from corpus_server.answers.response import HEADERS
-from corpus_server.answers.tokens import TOKEN_LIMITS
 from corpus_server.http import connection
+from corpus_server.responses.question import LIMITS
+from corpus_server.responses.response import HEADERS
+from corpus_server.responses.tokens import TOKEN_LIMITS
 from corpus_server.settings import Settings
 from corpus_server.web.routes import plans
 from tests.corpora import write_raw
-from tests.serving import ROOT, Answer, RunningServer
+from tests.serving import ROOT, Response, RunningServer
 from tests.tables import described
 
 PAGE = (ROOT / "docs" / "http.md").read_text()
@@ -40,8 +40,8 @@ def rows(heading: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> Answer:
-    """What a server answers to the example's request."""
+def response(tmp_path_factory: pytest.TempPathFactory) -> Response:
+    """What a server responses to the example's request."""
     folder = tmp_path_factory.mktemp("http")
     path = write_raw(folder / "web.bin", np.arange(60_000))
     request = re.search(r'localhost:8000(/v1/batches\?[^"]*)"', "\n".join(blocks("### A worked checksum")[0]))
@@ -50,27 +50,27 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Answer:
         return server.get(request[1])
 
 
-def test_the_worked_head_is_what_comes(answer: Answer) -> None:
+def test_the_worked_head_is_what_comes(response: Response) -> None:
     lines = blocks("### A worked checksum")[1]
-    assert lines[0] == f"HTTP/1.1 {answer.status} OK"
+    assert lines[0] == f"HTTP/1.1 {response.status} OK"
     shown = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:])}
-    came = {name.lower(): value for name, value in answer.headers.items()}
+    came = {name.lower(): value for name, value in response.headers.items()}
     assert came.keys() - shown.keys() == {"date", "server-timing", "x-request-id"}
     assert came | shown == came
     assert came.keys() - {name.lower() for name in HEADERS} == {"date", "content-length", "content-type"}
 
 
-def test_the_worked_body_is_what_comes(answer: Answer) -> None:
+def test_the_worked_body_is_what_comes(response: Response) -> None:
     lines = blocks("### A worked checksum")[2]
     shown = bytes.fromhex("".join(re.split(r" {3,}", line)[0] for line in lines))
-    assert shown == answer.body
+    assert shown == response.body
     tokens = [int(number) for line in lines[:2] for number in line.partition(": ")[2].split()]
     assert np.frombuffer(shown[:-8], "<u2").tolist() == tokens
 
 
-def test_the_worked_digest_is_big_endian(answer: Answer) -> None:
-    digest = xxhash.xxh3_64(answer.body[:-8], seed=0)
-    assert int.from_bytes(answer.body[-8:], "big") == digest.intdigest()
+def test_the_worked_digest_is_big_endian(response: Response) -> None:
+    digest = xxhash.xxh3_64(response.body[:-8], seed=0)
+    assert int.from_bytes(response.body[-8:], "big") == digest.intdigest()
     assert f"0x{digest.hexdigest()}" in blocks("### A worked checksum")[2][2]
     assert f"`Corpus-Checksum: xxh3-64={digest.hexdigest()}`" in PAGE
 
@@ -100,13 +100,13 @@ def test_the_limits_are_those_of_the_code() -> None:
         "time until": int(defaults["body_timeout_seconds"].default),
         "connections of": defaults["max_connections"].default,
         "connections from": defaults["max_connections_per_address"].default,
-        "descriptions": defaults["max_concurrent_answers"].default,
+        "descriptions": defaults["max_concurrent_responses"].default,
         "rows": TOKEN_LIMITS.rows,
-        "bytes": defaults["max_answer_bytes"].default // 2**20,
+        "bytes": defaults["max_response_bytes"].default // 2**20,
         "numbers": defaults["max_text_tokens"].default,
         "global batch": LIMITS.num_bytes,
         "plan documents": plans.MAX_LIST_BYTES // 2**20,
-        "token responses": defaults["max_concurrent_answers"].default,
+        "token responses": defaults["max_concurrent_responses"].default,
         "questions": load.MAX_QUESTIONS,
         "streams": load.MAX_FOLLOWERS,
         "token bytes": load.MAX_BYTES,

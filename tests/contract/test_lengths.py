@@ -90,10 +90,10 @@ def test_a_stage_that_is_added_keeps_the_length_or_changes_it(server: RunningSer
 def test_responses_have_the_shape_of_the_stage(
     corpora: Corpora, server: RunningServer, plan_id: str, step: int, shape: tuple[int, int]
 ) -> None:
-    answer = server.get("/v1/batches", plan=plan_id, step=step, count=3)
+    response = server.get("/v1/batches", plan=plan_id, step=step, count=3)
     wanted = np.stack([expected(corpora, each) for each in range(step, step + 3)])
-    assert answer.headers["Corpus-Shape"] == f"3,{shape[0]},{shape[1]}"
-    assert answer.body == wanted.astype(answer.headers["Corpus-Dtype"]).tobytes()
+    assert response.headers["Corpus-Shape"] == f"3,{shape[0]},{shape[1]}"
+    assert response.body == wanted.astype(response.headers["Corpus-Dtype"]).tobytes()
     indices = server.get("/v1/indices", plan=plan_id, step=step).json()["indices"]
     reference = ReferencePlan(PLAN, {n: [s.size for s in corpora[n].shards] for n in ("web", "mixed")})
     assert indices == [[reference.located(step, row) for row in range(shape[0])]]

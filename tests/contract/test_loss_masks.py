@@ -227,7 +227,7 @@ def test_a_mask_that_changed_is_a_problem_and_no_cut_connection(
     with RunningServer({"chat": tmp_path / "chat.bin"}, tmp_path) as server:
         with mask.open("r+b") as file:
             file.truncate(200_000)
-        answer = server.get("/v1/batches", **asked, checksum=checksum, **{"with": "loss_mask"})
-        assert answer.status == 503
-        assert answer.json()["type"] == "corpus-changed"
+        response = server.get("/v1/batches", **asked, checksum=checksum, **{"with": "loss_mask"})
+        assert response.status == 503
+        assert response.json()["type"] == "corpus-changed"
         assert server.get("/v1/batches", **asked, checksum=checksum).status == 200

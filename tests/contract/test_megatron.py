@@ -128,7 +128,7 @@ def test_indices_name_the_pieces_of_each_row(
 def test_a_local_copy_gives_the_same_rows(
     running: RunningServer, rows: np.ndarray, folder: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the end of the run, in answers of some rows each, and only indices travel."""
+    """To the end of the run, in responses of some rows each, and only indices travel."""
     monkeypatch.setattr("corpus_client.staging.local.REQUEST_ROWS", 20)
     share, roots = 8 // world_size, dict.fromkeys(names(THREE), folder)
     for rank in range(0, world_size, 3):

@@ -1,4 +1,4 @@
-"""Rows 1 and 2 of the reliability catalogue: the same question has one answer, wherever it is asked."""
+"""Rows 1 and 2 of the reliability catalogue: the same question has one response, wherever it is asked."""
 
 from __future__ import annotations
 

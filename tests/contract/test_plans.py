@@ -138,8 +138,8 @@ def test_the_receipt_is_the_checksum_of_the_batch(
     with _of_plan(urls, PLAN) as loader:
         loader.load_state_dict(state)
         assert next(loader).step == step
-    answer = server.get("/v1/batches", plan=state["plan_id"], step=step)
-    assert state["next_batch"] == answer.headers["Corpus-Checksum"]
+    response = server.get("/v1/batches", plan=state["plan_id"], step=step)
+    assert state["next_batch"] == response.headers["Corpus-Checksum"]
 
 
 def test_a_stage_that_the_ranks_do_not_divide_is_named(replicas: dict[str, list[str]]) -> None:

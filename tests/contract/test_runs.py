@@ -58,12 +58,12 @@ def test_what_a_run_trained_is_told_from_what_it_asked_for(
 def test_a_name_decides_nothing(server: RunningServer, name: str) -> None:
     """One that is not well formed counts as none."""
 
-    def answer(**headers: str) -> tuple[int, bytes, dict[str, str]]:
+    def response(**headers: str) -> tuple[int, bytes, dict[str, str]]:
         found = server.get("/v1/batches", corpus="web", seq_len=16, batch_size=8, step=3, headers=headers)
         said = {name.lower(): value for name, value in found.headers.items()}
         return found.status, found.body, {**said, "date": "", "server-timing": ""}
 
-    assert answer() == answer(**{"Corpus-Run": name, "Corpus-Trained-Step": name})
+    assert response() == response(**{"Corpus-Run": name, "Corpus-Trained-Step": name})
 
 
 @pytest.mark.parametrize("kind", [CorpusLoader, ArrayLoader])

@@ -7,11 +7,11 @@ import numpy as np
 from corpus_client.network import layout
 from corpus_client.network import wire as client
 from corpus_server import errors as server_errors
-from corpus_server.answers import arrays
-from corpus_server.answers import response as server
 from corpus_server.corpus.formats.layout import TOKEN_DTYPES
 from corpus_server.read.beside import BESIDE
 from corpus_server.read.reading import ALIGNMENT
+from corpus_server.responses import arrays
+from corpus_server.responses import response as server
 
 
 def _subclasses(kind: type) -> list[type]:
@@ -34,7 +34,7 @@ def test_header_names_are_the_same() -> None:
 def test_the_client_reads_how_long_the_server_took() -> None:
     assert client.server_seconds({client.TIMING_HEADER: server.timing_value(0.0123456)}) == 0.012346
     assert client.server_seconds({client.TIMING_HEADER: "cache;desc=hit, " + server.timing_value(2)}) == 2.0
-    assert client.server_seconds({client.TIMING_HEADER: "answer"}) == 0.0
+    assert client.server_seconds({client.TIMING_HEADER: "response"}) == 0.0
     assert client.server_seconds({}) == 0.0
 
 

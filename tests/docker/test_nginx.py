@@ -56,7 +56,7 @@ def batches(*servers: RunningServer, rows: int = 8, seq_len: int = 16) -> str:
     return f"/v1/batches?plan={identity}"
 
 
-def num_answers(replicas: list[RunningServer], route: str = "/v1/batches") -> int:
+def num_responses(replicas: list[RunningServer], route: str = "/v1/batches") -> int:
     """How often the replicas answered, by their own count: a moment after a response it is in there."""
     if route != "/metrics":  # which waiting asks for
         for replica in replicas:
@@ -69,25 +69,25 @@ def num_answers(replicas: list[RunningServer], route: str = "/v1/batches") -> in
 def test_the_same_bytes_and_headers_from_the_cache_too(
     proxy: RunningProxy, replicas: list[RunningServer]
 ) -> None:
-    """A small answer, and one of 16 MiB."""
+    """A small response, and one of 16 MiB."""
     for rows, seq_len, count in ((8, 16, 1), (512, 1024, 16)):
         num_bytes = count * rows * (seq_len + 1) * 2
         target = f"{batches(*replicas, rows=rows, seq_len=seq_len)}&step=1&count={count}"
         direct = replicas[0].get(target)
-        answers = [proxy.get(target) for _ in range(3)]
-        assert [answer.headers["X-Cache"] for answer in answers] == ["MISS", "HIT", "HIT"]
-        for answer in answers:
-            assert (answer.status, len(answer.body)) == (200, num_bytes)
-            assert answer.body == direct.body
+        responses = [proxy.get(target) for _ in range(3)]
+        assert [response.headers["X-Cache"] for response in responses] == ["MISS", "HIT", "HIT"]
+        for response in responses:
+            assert (response.status, len(response.body)) == (200, num_bytes)
+            assert response.body == direct.body
             for name in ("ETag", "Cache-Control", "Corpus-Shape", "Corpus-Checksum", "Content-Length"):
-                assert answer.headers[name] == direct.headers[name]
-        assert all("Server-Timing" not in answer.headers for answer in answers[1:])
+                assert response.headers[name] == direct.headers[name]
+        assert all("Server-Timing" not in response.headers for response in responses[1:])
 
 
-def test_cached_answers_to_pipelined_requests_are_sent_without_delay(
+def test_cached_responses_to_pipelined_requests_are_sent_without_delay(
     proxy: RunningProxy, replicas: list[RunningServer]
 ) -> None:
-    """With tcp_nopush, the kernel holds the last packet back for 44 ms; an answer takes 0.1 ms otherwise.
+    """With tcp_nopush, the kernel holds the last packet back for 44 ms; a response takes 0.1 ms otherwise.
 
     Not so on a new connection, whose packets are acknowledged at once.
     """
@@ -97,7 +97,7 @@ def test_cached_answers_to_pipelined_requests_are_sent_without_delay(
     took = []
     with (
         socket.create_connection(("127.0.0.1", proxy.port)) as connection,
-        connection.makefile("rb") as answers,
+        connection.makefile("rb") as responses,
     ):
         for _ in range(60):
             began = time.monotonic()
@@ -105,9 +105,9 @@ def test_cached_answers_to_pipelined_requests_are_sent_without_delay(
                 connection.sendall(request)
             for _ in range(3):
                 assert "X-Cache: HIT\r\n" in "".join(
-                    line.decode() for line in iter(answers.readline, b"\r\n")
+                    line.decode() for line in iter(responses.readline, b"\r\n")
                 )
-                assert len(answers.read(size)) == size
+                assert len(responses.read(size)) == size
             took.append(time.monotonic() - began)
     assert statistics.median(took) < 0.02, took
 
@@ -115,10 +115,10 @@ def test_cached_answers_to_pipelined_requests_are_sent_without_delay(
 def test_a_condition_is_answered_from_the_cache(proxy: RunningProxy, replicas: list[RunningServer]) -> None:
     target = f"{batches(*replicas)}&step=2"
     tag = proxy.get(target).headers["ETag"]
-    before = num_answers(replicas)
+    before = num_responses(replicas)
     again = proxy.get(target, headers={"If-None-Match": tag})
     assert (again.status, again.body, again.headers["X-Cache"]) == (304, b"", "HIT")
-    assert num_answers(replicas) == before
+    assert num_responses(replicas) == before
 
 
 def test_formats_by_accept_do_not_mix(proxy: RunningProxy, replicas: list[RunningServer]) -> None:
@@ -137,7 +137,7 @@ def test_peers_that_ask_at_the_same_time_cost_the_replicas_once(
     url = batches(*replicas, rows=512, seq_len=1024)
     targets = [f"{url}&step={1000 + 16 * number}&count=16" for number in range(10)]
     expected = [replicas[0].get(target).body for target in targets]
-    before = num_answers(replicas)
+    before = num_responses(replicas)
 
     def peer(_: int) -> list[bytes]:
         return [proxy.get(target).body for target in targets]
@@ -145,7 +145,7 @@ def test_peers_that_ask_at_the_same_time_cost_the_replicas_once(
     with ThreadPoolExecutor(8) as pool:
         for received in pool.map(peer, range(8)):
             assert received == expected
-    assert num_answers(replicas) - before == len(targets)
+    assert num_responses(replicas) - before == len(targets)
 
 
 def test_errors_are_passed_on_and_not_kept(proxy: RunningProxy, replicas: list[RunningServer]) -> None:
@@ -154,13 +154,13 @@ def test_errors_are_passed_on_and_not_kept(proxy: RunningProxy, replicas: list[R
         ("/v1/batches?step=0&plan=" + "0" * 64, 404, "unknown-plan"),
     ):
         for _ in range(2):
-            answer = proxy.get(target)
-            check_problem(answer, status, slug)
-            assert answer.headers["X-Cache"] in ("MISS", "BYPASS")
+            response = proxy.get(target)
+            check_problem(response, status, slug)
+            assert response.headers["X-Cache"] in ("MISS", "BYPASS")
 
 
-def test_an_answer_that_failed_once_is_asked_for_again(web: Path, tmp_path: Path) -> None:
-    """A shard was cut and is whole again: the 503 in between is nobody's answer afterwards."""
+def test_a_response_that_failed_once_is_asked_for_again(web: Path, tmp_path: Path) -> None:
+    """A shard was cut and is whole again: the 503 in between is nobody's response afterwards."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     shard = write_raw(folder / "0.bin", some_tokens(4000))
@@ -188,11 +188,11 @@ def test_what_names_a_corpus_and_no_plan_is_not_kept(proxy: RunningProxy) -> Non
 
 def test_operation_is_never_cached(proxy: RunningProxy, replicas: list[RunningServer]) -> None:
     for route in ("/healthz", "/readyz", "/metrics"):
-        before = num_answers(replicas, route)
+        before = num_responses(replicas, route)
         scrapes = len(replicas) if route == "/metrics" else 0  # counting is asking for this one
-        answers = [proxy.get(route) for _ in range(3)]
-        assert all("X-Cache" not in answer.headers and answer.status == 200 for answer in answers)
-        assert num_answers(replicas, route) - before - scrapes == 3
+        responses = [proxy.get(route) for _ in range(3)]
+        assert all("X-Cache" not in response.headers and response.status == 200 for response in responses)
+        assert num_responses(replicas, route) - before - scrapes == 3
 
 
 def test_a_plan_posted_once_is_known_to_every_replica(

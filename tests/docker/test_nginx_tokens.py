@@ -12,7 +12,7 @@ import pytest
 from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import NGINX, RunningProxy
 from tests.raw_http import RawConnection, check_raw_problem, get
-from tests.serving import Answer, RunningServer, check_problem, wait_until
+from tests.serving import Response, RunningServer, check_problem, wait_until
 from tests.tokens import Tokens, plan, post
 
 pytestmark = pytest.mark.skipif(NGINX.find() is None, reason="nginx is not installed here")
@@ -26,7 +26,7 @@ class Site:
     servers: list[RunningServer]
     tokens: Tokens
 
-    def get(self, target: str, token: str | None) -> Answer:
+    def get(self, target: str, token: str | None) -> Response:
         return self.proxy.get(target, headers={} if token is None else self.tokens.header(token))
 
 

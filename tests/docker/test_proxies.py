@@ -30,7 +30,7 @@ from tests.contract.conftest import make_loader, take
 from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import HAPROXY, NGINX, Proxy, RunningProxy
 from tests.raw_http import RawConnection, check_raw_problem, get
-from tests.serving import Answer, RunningServer, check_problem, wait_until
+from tests.serving import Response, RunningServer, check_problem, wait_until
 
 INLINE = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=7"
 NUM_SLOW = 500
@@ -194,13 +194,13 @@ def test_what_the_proxy_refuses_is_a_problem_document_too(
     """Catalogue row 24."""
     with RawConnection(proxy) as client:
         client.send(request_)
-        answer = client.read()
-        assert answer.status in statuses
-        if answer.headers["content-type"] != "text/html" or proxy.proxy is NGINX:
-            check_raw_problem(answer, answer.status)
-            assert answer.headers["cache-control"] == "no-store"
+        response = client.read()
+        assert response.status in statuses
+        if response.headers["content-type"] != "text/html" or proxy.proxy is NGINX:
+            check_raw_problem(response, response.status)
+            assert response.headers["cache-control"] == "no-store"
         else:  # what HAProxy cannot parse at all
-            assert answer.status == 400
+            assert response.status == 400
     assert proxy.get(INLINE).status == 200
 
 
@@ -292,8 +292,8 @@ def test_a_replica_that_hangs_fails_no_plain_request(web: Path, tmp_path: Path, 
             stack.callback(process.resume)
             process.suspend()
         for step in range(6):
-            answer = proxy.get(INLINE.replace("step=7", f"step={step}"))
-            assert answer.status == 200, answer.body
+            response = proxy.get(INLINE.replace("step=7", f"step={step}"))
+            assert response.status == 200, response.body
 
 
 @pytest.mark.parametrize("kind", PROXIES)
@@ -312,16 +312,16 @@ def test_a_replica_that_ends_fails_no_plain_request(web: Path, tmp_path: Path, k
             wait_for(proxy, replica)
         for replica in replicas:
             replica.kill()
-        answer = refusal_of(proxy)
-        check_problem(answer, answer.status, "no-replica")
-        assert answer.status >= 502
-        assert answer.headers["Retry-After"] == "1"
+        response = refusal_of(proxy)
+        check_problem(response, response.status, "no-replica")
+        assert response.status >= 502
+        assert response.headers["Retry-After"] == "1"
         replicas[0].start()
         wait_until(lambda: proxy.get(INLINE).status == 200)
 
 
-def refusal_of(proxy: RunningProxy) -> Answer:
-    """Ask until there is an answer.
+def refusal_of(proxy: RunningProxy) -> Response:
+    """Ask until there is a response.
 
     If the connections that HAProxy kept to replicas die under a request and its retries, HAProxy closes the
     client's connection without a response, for the client to ask again.
@@ -336,9 +336,9 @@ def refusal_of(proxy: RunningProxy) -> Answer:
 
 def wait_for(proxy: RunningProxy, replica: RunningServer) -> None:
     """Wait until the proxy asks a replica."""
-    before = num_answers(replica)
+    before = num_responses(replica)
     deadline = time.monotonic() + 40
-    while num_answers(replica) == before:
+    while num_responses(replica) == before:
         assert proxy.get(INLINE).status == 200
         assert time.monotonic() < deadline
         # Asked every 20 ms, HAProxy was seen to close the next client's connection without a response, once
@@ -346,7 +346,7 @@ def wait_for(proxy: RunningProxy, replica: RunningServer) -> None:
         time.sleep(0.05)
 
 
-def num_answers(replica: RunningServer) -> str:
+def num_responses(replica: RunningServer) -> str:
     lines = replica.get("/metrics").body.decode().splitlines()
     return next(
         (line for line in lines if line.startswith('corpus_requests_total{route="/v1/batches",status="200"')),

@@ -24,7 +24,7 @@ TOKENS = 300
 def before_call(context: Any, case: Any, _: Any) -> None:
     """Change a request that Schemathesis expects to be accepted."""
     if isinstance(case.query, dict) and case.query.get("follow") == "true":
-        case.query.pop("follow")  # the answer would never end
+        case.query.pop("follow")  # the response would never end
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     case.query = query = case.query or {}

@@ -1,4 +1,4 @@
-"""A TCP proxy between a real client and a real server that spoils answers by a schedule."""
+"""A TCP proxy between a real client and a real server that spoils responses by a schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTES_PER_SECOND = 2**20
 
 @dataclass(frozen=True)
 class NetworkFault:
-    """What happens to a connection, once so many bytes of answers have passed.
+    """What happens to a connection, once so many bytes of responses have passed.
 
     Args:
         kind: cut (closed) | reset | flip (one bit of a byte) | hole (nothing comes any more, the connection

@@ -23,7 +23,7 @@ WHERE = {
     "client/corpus_client/recording/losses.py": "of two sessions of a rank the later one counts",
     "corpus_server/admission/access.py": "a token expires on a date",
     "corpus_server/cli/token.py": "a token must not have expired when it is made",
-    "corpus_server/answers/tracing.py": "a trace says when",
+    "corpus_server/responses/tracing.py": "a trace says when",
     "corpus_server/live.py": "samples are shown over the time of day; a clock set back is seen",
     "corpus_server/plan_store/database.py": "a database that was set aside says when",
     "corpus_server/plan_store/links.py": "outlives the process",
@@ -60,8 +60,8 @@ def test_requests_are_answered_while_the_clock_jumps(tmp_path: Path, monkeypatch
             plan = {"seq_len": 16, "seed": seed, "order": "sequential", "stages": stages}
             posted = client.post("/v1/plans", json=plan)
             assert posted.status_code in (200, 201), posted.text
-            answer = client.get("/v1/batches", params={"plan": posted.json()["id"], "step": 1})
-            assert answer.content == b"".join(tokens[k * 16 : k * 16 + 17].tobytes() for k in range(4, 8))
+            response = client.get("/v1/batches", params={"plan": posted.json()["id"], "step": 1})
+            assert response.content == b"".join(tokens[k * 16 : k * 16 + 17].tobytes() for k in range(4, 8))
         assert client.get("/readyz").status_code == 200
         assert len(client.get("/v1/plans").json()["plans"]) == 8
 

@@ -42,7 +42,7 @@ def described_server(folder: Path) -> RunningServer:
     return RunningServer({"web": web, "docs": folder / "docs.bin", "words": words}, folder)
 
 
-def test_no_answer_is_undocumented_and_nothing_is_refused_that_the_description_allows(
+def test_no_response_is_undocumented_and_nothing_is_refused_that_the_description_allows(
     tmp_path: Path,
 ) -> None:
     with described_server(tmp_path) as server:

@@ -58,11 +58,11 @@ def test_reads_that_fail_are_refused_and_never_tokens(
         refused = set()
         with closing(server.connect()) as connection:
             for step in range(1, 60):
-                answer = ask(connection, f"{target}{step}")
-                if answer.status == 200:
-                    assert answer.body == reference.get(f"{target}{step}").body, f"wrong tokens in {step}"
+                response = ask(connection, f"{target}{step}")
+                if response.status == 200:
+                    assert response.body == reference.get(f"{target}{step}").body, f"wrong tokens in {step}"
                 else:
-                    refused.add(check_problem(answer, 503, answer.json()["type"])["type"])
+                    refused.add(check_problem(response, 503, response.json()["type"])["type"])
         assert refused, "nothing was refused: nothing was tested"
         assert slug is None or refused == {slug}
         assert server.get("/healthz").status == 200
@@ -83,9 +83,9 @@ def test_plans_on_a_full_disk_are_refused_and_old_ones_are_served(disk: FailingD
                 "seed": seed,
                 "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}],
             }
-            answer = server.post_plan(document)
-            problem = check_problem(answer, 503, "state-unavailable")
-            assert answer.headers["Retry-After"] == "5"
+            response = server.post_plan(document)
+            problem = check_problem(response, 503, "state-unavailable")
+            assert response.headers["Retry-After"] == "5"
             assert str(tmp_path) not in problem["detail"]
             check_problem(server.get("/readyz"), 503, "not-ready")
         assert server.get(f"/v1/batches?plan={old}&step=3").status == 200
@@ -110,13 +110,13 @@ def test_a_cache_on_a_disk_that_fails_gives_errors_and_never_tokens(
 
             def check(n: int, step: int) -> int:
                 query = {"corpus": f"web{n}", "seq_len": 99, "batch_size": 1, "order": "sequential"}
-                answer = server.get("/v1/batches", **query, step=step)
+                response = server.get("/v1/batches", **query, step=step)
                 start = n * 10**6 + 99 * step
-                if answer.status == 200:
-                    assert answer.body == tokens[start : start + 100].tobytes(), f"wrong tokens in {step}"
+                if response.status == 200:
+                    assert response.body == tokens[start : start + 100].tobytes(), f"wrong tokens in {step}"
                 else:
-                    check_problem(answer, 503, answer.json()["type"])
-                return answer.status
+                    check_problem(response, 503, response.json()["type"])
+                return response.status
 
             assert check(0, 0) == 200
             for copy in cache.glob("shards/*/tokens"):

@@ -303,9 +303,9 @@ def test_a_server_answers_every_decision_of_a_chain(tmp_path: Path) -> None:
         reference = server.post_plan(whole).json()["id"]
 
         def check(plan_id: str, step: int) -> None:
-            answers = [server.get("/v1/batches", plan=each, step=step) for each in (plan_id, reference)]
-            assert answers[0].body == answers[1].body
-            assert (answers[0].status, answers[0].headers["Corpus-Plan"]) == (200, plan_id)
+            responses = [server.get("/v1/batches", plan=each, step=step) for each in (plan_id, reference)]
+            assert responses[0].body == responses[1].body
+            assert (responses[0].status, responses[0].headers["Corpus-Plan"]) == (200, plan_id)
 
         for number in (1, 2, 21, 31, 40):
             for step in (0, 5 * number - 4, 5 * number):

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.http.connection import Connection
+from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from tests.corpora import write_raw
 from tests.layers import chapter, entered_files

@@ -21,7 +21,7 @@ LEVELS = (
     {"read"},
     {"readers", "catalog", "plan_store", "metrics"},
     {"known_plans", "live"},
-    {"answers"},
+    {"responses"},
     {"http"},
     {"web"},
     {"run"},
@@ -52,9 +52,9 @@ def test_files_import_only_from_layers_below_and_never_in_a_circle() -> None:
 
 def test_a_wrong_import_would_be_seen() -> None:
     found = layers.imports(PACKAGE)
-    assert {"answers.service", "read.gather", "plan.sampler"} <= set(found)
-    assert "answers.service" in found["web.app"]
-    way = ("web.app", "answers.service", "read.gather", "plan.sampler")
+    assert {"responses.service", "read.gather", "plan.sampler"} <= set(found)
+    assert "responses.service" in found["web.app"]
+    way = ("web.app", "responses.service", "read.gather", "plan.sampler")
     levels = [layers.level(name, LEVELS) for name in way]
     assert levels == sorted(set(levels), reverse=True)
 
@@ -78,7 +78,7 @@ def test_what_lies_below_the_data_plane_loads_no_web_framework() -> None:
 
 
 def test_the_data_plane_loads_no_web_framework() -> None:
-    assert not loaded_by(*modules("answers")) & {"torch", "typer", "rich", *OPTIONAL, *WEB_FRAMEWORK}
+    assert not loaded_by(*modules("responses")) & {"torch", "typer", "rich", *OPTIONAL, *WEB_FRAMEWORK}
 
 
 def test_nothing_of_the_server_loads_torch_or_the_client() -> None:

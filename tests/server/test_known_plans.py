@@ -223,6 +223,6 @@ def test_a_large_plan_is_bound_once_and_one_at_a_time(
         assert entered.wait(30)
         assert known.keep_document(document(5)).plan.seed == 5
         go_on.set()
-        answers = [each.result(30) for each in asked]
+        responses = [each.result(30) for each in asked]
     assert (most, num_parsed) == (1, 2)
-    assert answers[0] is answers[2] is answers[4]
+    assert responses[0] is responses[2] is responses[4]

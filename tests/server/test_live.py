@@ -40,19 +40,19 @@ def advance(state: Any, numbers: Numbers, now: float) -> dict[str, Any]:
 
 
 def last(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: values[-1] for name, values in state["answer"]["samples"].items()}
+    return {name: values[-1] for name, values in state["response"]["samples"].items()}
 
 
 def test_a_sample_is_what_was_counted_since_the_one_before() -> None:
     state = advance({}, counted(requests=100, refusals=2), 1000.0)
-    assert state["answer"]["samples"]["unix_seconds"] == []
+    assert state["response"]["samples"]["unix_seconds"] == []
     state = advance(state, counted(requests=150, refusals=3, hits=30, misses=10), 1005.0)
     sample = last(state)
     assert (sample["requests_per_second"], sample["tokens_per_second"]) == (10.0, 10_000.0)
     assert (sample["refusals"], sample["cache_hit_share"]) == (1, 0.75)
     assert 0.001 < sample["p50_seconds"] < sample["p99_seconds"] < 0.0025
-    assert state["answer"]["refusals"] == {"overloaded": 3}
-    assert state["answer"]["num_workers"] == 2
+    assert state["response"]["refusals"] == {"overloaded": 3}
+    assert state["response"]["num_workers"] == 2
 
 
 def test_nothing_answered_is_null_and_not_zero() -> None:
@@ -67,7 +67,7 @@ def test_a_worker_that_was_killed_makes_no_rate_negative() -> None:
     lost = {("", PLAN, "1", "0"): [6.0, 8.0, -1, 7.0, 0.5, 0.5]}
     state = advance(state, counted(requests=90, ranks=lost), 5.0)
     assert last(state)["requests_per_second"] == 0
-    (rank,) = state["answer"]["plans"][0]["ranks"]
+    (rank,) = state["response"]["plans"][0]["ranks"]
     assert rank["steps_per_second"] == rank["waiting_share"] == 0
 
 
@@ -94,7 +94,7 @@ def test_the_shares_of_a_rank_come_near_to_what_it_does() -> None:
         now = 5.0 * k
         ranks = {("", PLAN, "8", "3"): [now, 10.0 * k, -1, 10.0 * k, 2.0 * k, 0.5 * k]}
         state = advance(state, counted(ranks=ranks), now)
-    (plan,) = state["answer"]["plans"]
+    (plan,) = state["response"]["plans"]
     (rank,) = plan["ranks"]
     assert plan["plan"] == PLAN
     assert (rank["rank"], rank["world_size"], rank["step"], rank["seen_unix_seconds"]) == (3, 8, 590, 295.0)
@@ -111,18 +111,18 @@ def test_samples_and_ranks_are_kept_for_an_hour_and_no_more_than_are_shown(
     state: live.State = {}
     for now in range(0, 8000, 500):
         state = advance(state, counted(ranks=ranks), float(now))
-        shown = state["answer"]["plans"]
+        shown = state["response"]["plans"]
         if now <= 3600:
             assert [rank["rank"] for rank in shown[0]["ranks"]] == [2, 3, 4]
     assert shown == []
     assert not any(PLAN in name for name in state["averages"])
-    assert state["answer"]["samples"]["unix_seconds"] == [4000.0 + 500 * k for k in range(8)]
+    assert state["response"]["samples"]["unix_seconds"] == [4000.0 + 500 * k for k in range(8)]
 
 
 def test_plans_are_grouped_by_run_and_tools_come_last() -> None:
     seen = {("", "c"): 50.0, ("a", "d"): 20.0, ("bench", "c"): 40.0, ("b", "c"): 30.0, ("a", "c"): 10.0}
     ranks = {(run, plan, "1", "0"): [at, 99.0, at, 1.0, 0.0, 0.0] for (run, plan), at in seen.items()}
-    plans = advance({}, counted(ranks=ranks), 60.0)["answer"]["plans"]
+    plans = advance({}, counted(ranks=ranks), 60.0)["response"]["plans"]
     assert [(each["run"], each["plan"], each["is_tool"]) for each in plans] == [
         ("b", "c", False),
         ("a", "d", False),
@@ -137,7 +137,7 @@ def test_a_follower_gets_only_what_is_new() -> None:
     state: live.State = {}
     for now in (0.0, 5.0, 10.0, 15.0):
         state = advance(state, counted(requests=now), now)
-    whole = state["answer"]
+    whole = state["response"]
     assert live.after(whole, 0.0) == whole
     assert live.after(whole, 10.0)["samples"]["unix_seconds"] == [15.0]
     assert {len(each) for each in live.after(whole, 15.0)["samples"].values()} == {0}
@@ -148,17 +148,19 @@ def test_the_table_of_corpora_has_the_columns_that_metrics_declare() -> None:
     state: Any = None
     for k in range(60):
         state = advance(state, counted(requests=50 * k), 5.0 * k)
-    answer = state["answer"]
-    assert {"column": "tokens_per_second", "title": "tokens/s"} in answer["corpus_columns"]
+    response = state["response"]
+    assert {"column": "tokens_per_second", "title": "tokens/s"} in response["corpus_columns"]
     declared = [
         each.title for metric in METRICS.values() for each in metric.live if isinstance(each, CorpusColumn)
     ]
-    assert [each["title"] for each in answer["corpus_columns"]] == declared
-    speeds = {each["corpus"]: each["values"]["tokens_per_second"] for each in answer["corpora"]}
+    assert [each["title"] for each in response["corpus_columns"]] == declared
+    speeds = {each["corpus"]: each["values"]["tokens_per_second"] for each in response["corpora"]}
     assert speeds == {"code": pytest.approx(1000, rel=0.01), "web": pytest.approx(9000, rel=0.01)}
-    named = {line["column"] for chart in answer["charts"] for line in chart["lines"]}
+    named = {line["column"] for chart in response["charts"] for line in chart["lines"]}
     assert (
-        {"tokens_per_second", "p99_seconds", "refusals", "active_requests"} <= named <= set(answer["samples"])
+        {"tokens_per_second", "p99_seconds", "refusals", "active_requests"}
+        <= named
+        <= set(response["samples"])
     )
 
 
@@ -168,15 +170,15 @@ def test_the_table_of_corpora_has_the_columns_that_metrics_declare() -> None:
         None,
         [],
         {"at": 5.0},
-        {"at": 5.0, "numbers": {"corpus_tokens": 7}, "averages": {}, "answer": {"samples": {}}},
-        {"at": "5", "numbers": {}, "averages": {}, "answer": {"samples": {"unix_seconds": [1.0]}}},
+        {"at": 5.0, "numbers": {"corpus_tokens": 7}, "averages": {}, "response": {"samples": {}}},
+        {"at": "5", "numbers": {}, "averages": {}, "response": {"samples": {"unix_seconds": [1.0]}}},
     ],
     ids=str,
 )
 def test_the_hour_begins_anew_where_the_file_of_it_is_damaged_or_of_another_release(damaged: Any) -> None:
     state = advance(advance(damaged, counted(requests=5), 10.0), counted(requests=10), 15.0)
-    assert state["answer"]["samples"]["unix_seconds"] == [15.0]
-    assert state["answer"]["samples"]["requests_per_second"] == [1.0]
+    assert state["response"]["samples"]["unix_seconds"] == [15.0]
+    assert state["response"]["samples"]["requests_per_second"] == [1.0]
 
 
 def test_a_rank_that_moved_to_another_worker_is_one_rank() -> None:
@@ -190,8 +192,8 @@ def test_a_clock_that_was_set_back_makes_no_absurd_rates() -> None:
     """The failure was: what was counted in 5 s was divided by a millisecond."""
     state = advance(advance({}, counted(), 10_000.0), counted(requests=50), 10_005.0)
     state = advance(state, counted(requests=100), 7_000.0)
-    assert state["answer"]["samples"]["unix_seconds"] == []
-    assert all(each["values"]["tokens_per_second"] == 0 for each in state["answer"]["corpora"])
+    assert state["response"]["samples"]["unix_seconds"] == []
+    assert all(each["values"]["tokens_per_second"] == 0 for each in state["response"]["corpora"])
     state = advance(state, counted(requests=150), 7_005.0)
     assert last(state)["requests_per_second"] == 10.0
-    assert state["answer"]["samples"]["unix_seconds"] == [7_005.0]
+    assert state["response"]["samples"]["unix_seconds"] == [7_005.0]

@@ -25,11 +25,11 @@ BATCH = {"corpus": "web", "seq_len": 16, "batch_size": 12, "step": 5}
 
 def samples(server: RunningServer) -> dict[tuple[str, ...], float]:
     """Return values by (name, label values in the order of their names)."""
-    answer = server.get("/metrics")
-    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    response = server.get("/metrics")
+    assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(answer.body.decode())
+        for family in text_string_to_metric_families(response.body.decode())
         for sample in family.samples
     }
 
@@ -79,9 +79,9 @@ def test_a_document_counts_when_it_was_sent_as_a_whole(server: RunningServer) ->
     server.wait_until_idle()
     before = samples(server)
     for form in ("json", "raw", "npy"):
-        answer = server.get(path, format=form)
-        assert answer.status == 200
-        given = {"If-None-Match": answer.headers["ETag"]}
+        response = server.get(path, format=form)
+        assert response.status == 200
+        given = {"If-None-Match": response.headers["ETag"]}
         assert server.get(path, format=form, headers=given).status == 304
         assert server.get(path, format=form, method="HEAD").status == 200
     assert server.get("/v1/corpora/docs/documents/2").status == 200

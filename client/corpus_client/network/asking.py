@@ -1,4 +1,4 @@
-"""One server's answers to questions, by httpx; `transport` brings the batches."""
+"""One server's responses to questions, by httpx; `transport` brings the batches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from corpus_client.observe.telemetry import SentRequest
 
 T = TypeVar("T")
 
-MAX_ANSWER_BYTES = 64 << 20
-"""Of an answer to a question; the description of a plan of 100,000 shards has 20 MB."""
+MAX_RESPONSE_BYTES = 64 << 20
+"""Of a response to a question; the description of a plan of 100,000 shards has 20 MB."""
 
 _PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For plain HTTP, which verifies nothing. Without it httpx makes one for each client, in whatever thread. A
@@ -47,7 +47,7 @@ class HttpClient:
         )
 
     def ask(self, question: Question[T]) -> T:
-        """Return the server's answer, or raise what went wrong; nothing is repeated here."""
+        """Return the server's response, or raise what went wrong; nothing is repeated here."""
         name, method, headers = self.endpoint.name, "GET", dict[str, str]()
         if question.body is not None:
             method, headers = "POST", {"Content-Type": "application/json"}
@@ -71,15 +71,15 @@ class HttpClient:
                     body = bytearray()
                     for part in response.iter_bytes():
                         body += part
-                        if len(body) > MAX_ANSWER_BYTES:
-                            raise errors.AnswerCorrupt(
-                                f"{question.path} must answer at most {MAX_ANSWER_BYTES:,} bytes, got more"
+                        if len(body) > MAX_RESPONSE_BYTES:
+                            raise errors.ResponseCorrupt(
+                                f"{question.path} must answer at most {MAX_RESPONSE_BYTES:,} bytes, got more"
                             )
-                if not response.is_success or response.status_code == 206:  # a part is no answer
-                    raise wire.error_from_answer(response.status_code, response.headers, bytes(body))
+                if not response.is_success or response.status_code == 206:  # a part is no response
+                    raise wire.error_from_response(response.status_code, response.headers, bytes(body))
                 return question.parse(response.headers, bytes(body))
-            except (httpx.DecodingError, errors.AnswerCorrupt) as error:
-                raise errors.AnswerCorrupt(f"{name}: {error}; request {sent.id}") from error
+            except (httpx.DecodingError, errors.ResponseCorrupt) as error:
+                raise errors.ResponseCorrupt(f"{name}: {error}; request {sent.id}") from error
             except (httpx.TransportError, OSError) as error:
                 cause: BaseException | None = error
                 while cause is not None and not isinstance(cause, OSError):

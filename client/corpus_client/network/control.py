@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Question(Generic[T]):
     """A request of the control plane.
 
-    parse: makes something of the answer's headers and body, or raises `AnswerCorrupt`.
+    parse: makes something of the response's headers and body, or raises `ResponseCorrupt`.
     body: what is posted, as JSON; None: it is a GET.
     """
 
@@ -63,7 +63,7 @@ class BoundPlan:
 
     plan_id: str
     document: dict[str, Any]  # canonical, without decisions; posting it gives the same id or a refusal
-    dtype: str  # numpy name of the tokens in answers
+    dtype: str  # numpy name of the tokens in responses
     shards: tuple[ShardDescription, ...]  # the list that the shard numbers of `/v1/indices` count
     stages: tuple[
         StageDescription, ...
@@ -111,7 +111,7 @@ def post_decisions(plan: BoundPlan, lines: Sequence[str]) -> Question[BoundPlan]
 
 
 def introductions(plan: BoundPlan) -> list[Callable[[], Question[str]]]:
-    """Return what makes a plan known to a server, in order; each answer is an id.
+    """Return what makes a plan known to a server, in order; each response is an id.
 
     Where a server knows what one of them continues, those before it need not be asked.
     """
@@ -121,7 +121,7 @@ def introductions(plan: BoundPlan) -> list[Callable[[], Question[str]]]:
             plan.document if part is None else chain.posted(part, plan.sources, plan.document["seq_len"])
         )
         return Question(
-            "/v1/plans", lambda *answer: str(_object("/v1/plans", *answer).get("id")), json_text(document)
+            "/v1/plans", lambda *response: str(_object("/v1/plans", *response).get("id")), json_text(document)
         )
 
     return [partial(post, part) for part in (None, *plan.chain)]
@@ -140,39 +140,39 @@ def json_text(plan: Mapping[str, Any]) -> bytes:
 def _described_plan(
     parent: BoundPlan | None, posted: Mapping[str, Any] | None, headers: wire.Headers, content: bytes
 ) -> BoundPlan:
-    answer = _object("/v1/plans", headers, content)
+    response = _object("/v1/plans", headers, content)
     try:
-        sources = answer["sources"].values()
+        sources = response["sources"].values()
         eot_ids = {source.get("eot") for source in sources}
-        shards, stages = _described(ShardDescription, answer["shards"]), answer["stages"]
+        shards, stages = _described(ShardDescription, response["shards"]), response["stages"]
         described = _described(
             StageDescription, [{"from_step": 0, "number": None, **each} for each in stages]
         )
         plan = BoundPlan(
-            plan_id=str(answer["id"]),
-            document=dict(answer["plan"]),
-            dtype=str(answer["dtype"]),
+            plan_id=str(response["id"]),
+            document=dict(response["plan"]),
+            dtype=str(response["dtype"]),
             shards=shards,
             stages=described,
             eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
-            num_steps=answer["num_steps"],
+            num_steps=response["num_steps"],
             epoch_rows=_epoch_rows(list(sources)),
-            indices=str(answer.get("indices", "windows")),
+            indices=str(response.get("indices", "windows")),
             vocab_size=_largest(source.get("vocab_size") for source in sources),
             largest_id=_largest(source.get("largest_id") for source in sources),
-            sources=tuple(answer["sources"]),
+            sources=tuple(response["sources"]),
             is_masked=any(source.get("num_masks") for source in sources),
-            fills_ends=answer.get("fills_ends") is True,
-            views=tuple(name for name, each in answer["sources"].items() if each.get("view")),
+            fills_ends=response.get("fills_ends") is True,
+            views=tuple(name for name, each in response["sources"].items() if each.get("view")),
         )
         if parent is None or posted is None:
             return plan
-        first = answer["num_stages"] - len(stages)
+        first = response["num_stages"] - len(stages)
         numbered = (replace(each, number=number) for number, each in enumerate(described, first))
         added = replace(plan, stages=tuple(numbered))
         return _continued(parent, added, posted, [each["weights_65536"] for each in stages])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise errors.AnswerCorrupt(f"not the description of a plan: {str(answer)[:2000]}") from error
+        raise errors.ResponseCorrupt(f"not the description of a plan: {str(response)[:2000]}") from error
 
 
 def _continued(
@@ -180,7 +180,7 @@ def _continued(
 ) -> BoundPlan:
     """Return a plan that continues another one, of the description of what it adds."""
     if len(added.stages) != len(posted["stages"]) or not set(parent.sources) <= set(added.sources):
-        raise ValueError("the answer is about other stages")
+        raise ValueError("the response is about other stages")
     lines, kept, names = [], list(parent.stages), list(parent.sources)
     for described, stage, shares in zip(added.stages, posted["stages"], units, strict=True):
         new = [name for name in shares if name not in names]
@@ -213,7 +213,7 @@ def plan_step(plan_id: str, step: int) -> Question[int]:
     def parse(headers: wire.Headers, content: bytes) -> int:
         found = _object(path, headers, content).get("plan_step")
         if not isinstance(found, int) or found < step:
-            raise errors.AnswerCorrupt(f"plan_step must be {step} or more, got {found!r}")
+            raise errors.ResponseCorrupt(f"plan_step must be {step} or more, got {found!r}")
         return found
 
     return Question(path, parse)
@@ -224,10 +224,10 @@ def receipt(plan_id: str, step: int) -> Question[str]:
     path = f"/v1/plans/{plan_id}/receipt?step={step}"
 
     def parse(headers: wire.Headers, content: bytes) -> str:
-        answer = _object(path, headers, content)
-        digest, named = answer.get("digest"), (answer.get("plan"), answer.get("step"))
+        response = _object(path, headers, content)
+        digest, named = response.get("digest"), (response.get("plan"), response.get("step"))
         if named != (plan_id, step) or not isinstance(digest, str) or not wire.DIGEST.fullmatch(digest):
-            raise errors.AnswerCorrupt(f"not the receipt of step {step} of plan {plan_id}: {answer}")
+            raise errors.ResponseCorrupt(f"not the receipt of step {step} of plan {plan_id}: {response}")
         return digest
 
     return Question(path, parse)
@@ -245,13 +245,13 @@ def places(plan_id: str, step: int) -> Question[bytes]:
 
 
 def tokens(corpus: str, start: int, count: int) -> Question[tuple[str, bytes]]:
-    """Ask for a range of the corpus; the answer is (numpy name of the dtype, little-endian bytes)."""
+    """Ask for a range of the corpus; the response is (numpy name of the dtype, little-endian bytes)."""
     request = wire.tokens_request(corpus, start, count, "")
 
     def parse(headers: wire.Headers, content: bytes) -> tuple[str, bytes]:
         dtype = headers.get(wire.DTYPE_HEADER, "")
         if dtype not in ITEM_BYTES:
-            raise errors.AnswerCorrupt(f"unknown {wire.DTYPE_HEADER} {dtype!r}")
+            raise errors.ResponseCorrupt(f"unknown {wire.DTYPE_HEADER} {dtype!r}")
         wire.check_headers(headers, replace(request, dtype=dtype))
         return dtype, wire.checked_array(content)
 
@@ -260,17 +260,17 @@ def tokens(corpus: str, start: int, count: int) -> Question[tuple[str, bytes]]:
 
 def _object(path: str, _: wire.Headers, content: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(content)
+        response = json.loads(content)
     except (ValueError, RecursionError):  # nested more deeply than Python can read
-        answer = None
-    if not isinstance(answer, dict):
+        response = None
+    if not isinstance(response, dict):
         shown = content.decode("utf-8", "replace")[:200]
-        raise errors.AnswerCorrupt(f"{path} must be a JSON object, got {shown!r}")
-    return answer
+        raise errors.ResponseCorrupt(f"{path} must be a JSON object, got {shown!r}")
+    return response
 
 
 def _described(kind: type[T], found: list[dict[str, Any]]) -> tuple[T, ...]:
-    """Return the descriptions in an answer, which may have more fields than this client knows.
+    """Return the descriptions in a response, which may have more fields than this client knows.
 
     A server that names no `file` has one shard in each, of the same name.
     """

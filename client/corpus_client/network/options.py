@@ -45,7 +45,7 @@ class Network:
             quarter of it.
         progress_seconds: longest wait for the next byte before the request is sent again.
         in_flight: requests on the wire at a time; two hide the round trip.
-        verify: whether each answer carries a checksum and is compared with it.
+        verify: whether each response carries a checksum and is compared with it.
         headers: sent with every request.
         auth: bearer token for every request, the path (`os.PathLike`) of a file that holds it and is read
             again when it changes, or a function that is called for each request.

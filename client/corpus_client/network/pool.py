@@ -3,7 +3,7 @@
 Everything that may block for seconds (name service, connecting, TLS, posting a plan) happens in short-lived
 background threads. The thread that wants batches only waits for the first server that is ready, so one that
 does not answer delays nothing while another one does, and `stop` wakes it at once. So it waits for the
-answer to a question, too.
+response to a question, too.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Pool:
             return due
         self._told_at = now
         log.warning(
-            "no answer for %.0f s, waiting up to %.0f s in all (deadline_seconds); last: %s",
+            "no response for %.0f s, waiting up to %.0f s in all (deadline_seconds); last: %s",
             *(now - since, deadline - since, self._last_failure),
         )
         return now + TELL_SECONDS
@@ -184,7 +184,7 @@ class Pool:
         answered = isinstance(self._last_error, errors.ServerError)
         hint = "" if answered else "is the server running? "
         error = errors.DeadlineExceeded(
-            f"no good answer from {names} within {seconds:g} s; last: {self._last_failure}; {hint}"
+            f"no good response from {names} within {seconds:g} s; last: {self._last_failure}; {hint}"
             "deadline_seconds= sets how long to wait"
         )
         error.__cause__ = self._last_error
@@ -243,26 +243,26 @@ class Pool:
     def ask(
         self, question: Question[T], connection: Connection, *, deadline: float, patience: Callable[[], float]
     ) -> T:
-        """Return the answer of the server to which there is this connection, as `receive_into` does."""
-        endpoint, answer = connection.endpoint, Future[T]()
+        """Return the response of the server to which there is this connection, as `receive_into` does."""
+        endpoint, response = connection.endpoint, Future[T]()
 
         def ask() -> None:
             try:
-                answer.set_result(self._ask(endpoint, question))
+                response.set_result(self._ask(endpoint, question))
             except Exception as error:  # noqa: BLE001 - raised again by whoever waits
-                answer.set_exception(error)
+                response.set_exception(error)
 
         started = time.monotonic()
         with self.changed:
             self.run(copy_context().run, ask)  # a trace's span keeps its parent
-            while not answer.done():
+            while not response.done():
                 left = min(deadline, started + patience()) - time.monotonic()
                 if self._stopped:
                     raise Stopped
                 if left <= 0:
                     raise errors.NoProgress(f"{endpoint.name}: a question was not answered in time")
                 self.changed.wait(min(left, LOOK_SECONDS))
-        return answer.result()
+        return response.result()
 
     def _ask(self, endpoint: Endpoint, question: Question[T]) -> T:
         with self.changed:
@@ -286,7 +286,7 @@ class Pool:
             for connection in list(replica.connections):
                 if not connection.num_in_flight:
                     self.discard(replica, connection)  # the same restart broke it, in all likelihood
-            if isinstance(error, errors.UnknownPlan | errors.AnswerCorrupt | errors.NoProgress):
+            if isinstance(error, errors.UnknownPlan | errors.ResponseCorrupt | errors.NoProgress):
                 # After a wrong plan header posting the plan tells chance from error. A silent server must
                 # answer that, in the background, before the loop waits for it again.
                 replica.plan_in_doubt = True
@@ -401,5 +401,5 @@ class Pool:
 
 
 def named(replica: Replica, error: Exception) -> str:
-    """Return the error with the replica's name, which an error answer of the server does not hold."""
+    """Return the error with the replica's name, which an error response of the server does not hold."""
     return f"{replica.endpoint.name}: {error}" if isinstance(error, errors.ServerError) else str(error)

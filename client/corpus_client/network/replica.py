@@ -22,16 +22,16 @@ FORGET_SECONDS = 10.0
 
 
 class Latency:
-    """Seconds from sending a request to the end of its answer, as measured lately."""
+    """Seconds from sending a request to the end of its response, as measured lately."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._measured_at = 0.0
 
     def add(self, seconds: float, now: float, *, waited: bool) -> None:
-        """Keep a measurement. waited: False if the answer had arrived before we checked.
+        """Keep a measurement. waited: False if the response had arrived before we checked.
 
-        Such an answer took at most as long, so it only counts if that is less than usual.
+        Such a response took at most as long, so it only counts if that is less than usual.
         """
         if waited or (self._recent and seconds < self._usual):
             self._recent.append(seconds)
@@ -52,7 +52,7 @@ class Replica:
 
     endpoint: Endpoint
     latency: Latency = field(default_factory=Latency)
-    # Open ones: `begin` sends on the last, an older one is closed behind its last answer.
+    # Open ones: `begin` sends on the last, an older one is closed behind its last response.
     connections: list[Connection] = field(default_factory=list)
     opening: Connection | None = None
     num_in_flight: int = 0
@@ -76,7 +76,7 @@ class Replica:
         return next(found, None)
 
     def cost(self, now: float) -> tuple[bool, float, int, int]:
-        """Return a key for `min`: healthy before failing, then the earliest answer, then in turn."""
+        """Return a key for `min`: healthy before failing, then the earliest response, then in turn."""
         expected = self.latency.expected(now) * (self.num_in_flight + 1)
         return self.probe_at > now, expected, self.num_in_flight, self.last_used
 

@@ -42,7 +42,7 @@ log = logging.getLogger("corpus_client")
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """A request on a connection; `started` is when its answer began to be awaited."""
+    """A request on a connection; `started` is when its response began to be awaited."""
 
     replica: Replica
     connection: Connection
@@ -137,7 +137,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         self._pool.follow(plan)
 
     def ask(self, question: Question[T], *, deadline_seconds: float | None = None) -> T:
-        """Return the answer of whichever replica gives one; one that does not know the plan is told."""
+        """Return the response of whichever replica gives one; one that does not know the plan is told."""
         seconds = deadline_seconds or self.network.deadline_seconds
         return self._answered(None, partial(self._pool.ask, question), seconds)
 
@@ -152,7 +152,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         return exchange
 
     def finish(self, exchange: Exchange, buffer: Buffer) -> None:
-        """Receive the right answer at the start of `buffer`, from whichever replica gives it.
+        """Receive the right response at the start of `buffer`, from whichever replica gives it.
 
         Raises:
             ServerError: the request itself is wrong (4xx).
@@ -171,7 +171,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         seconds: float,
         attempt: _Attempt | None = None,
     ) -> T:
-        """Send a request until it has a right answer; return what `receive` makes of that.
+        """Send a request until it has a right response; return what `receive` makes of that.
 
         path: of an array; None: `receive` asks, too.
         attempt: the request is on the wire already.
@@ -195,7 +195,7 @@ class Replicas(AbstractContextManager["Replicas"]):
                 again = False
             try:
                 waited = not attempt.connection.arrived()
-                answer = receive(
+                response = receive(
                     attempt.connection,
                     deadline=min(deadline, attempt.started + self.network.attempt_seconds),
                     patience=partial(self._patience, attempt),
@@ -208,7 +208,7 @@ class Replicas(AbstractContextManager["Replicas"]):
                 attempt, failed, again = None, True, True
                 continue
             except BaseException:
-                # An interrupt (Ctrl-C): the answer may still come, and must not be the next request's.
+                # An interrupt (Ctrl-C): the response may still come, and must not be the next request's.
                 attempt.connection.close()
                 self._end(attempt)
                 raise
@@ -216,7 +216,7 @@ class Replicas(AbstractContextManager["Replicas"]):
             attempt.replica.latency.add(now - attempt.sent_at, now, waited=waited)
             attempt.replica.succeeded()
             self._end(attempt)
-            return answer
+            return response
 
     def stop(self) -> None:
         """Wake whoever waits here with `Stopped`, for good."""

@@ -1,7 +1,7 @@
 """One HTTP connection that fills a buffer it is handed: no copy in Python, no torch.
 
 Sending and receiving are two calls, so that one thread keeps several requests on the wire: it sends the
-next one before it reads the answer to the one before it (pipelining, RFC 9112, 9.3.2). The server
+next one before it reads the response to the one before it (pipelining, RFC 9112, 9.3.2). The server
 answers them in order, each from end to end, and is never without work.
 """
 
@@ -36,7 +36,7 @@ PIECE_BYTES = 512 * 1024
 """What is received at once stays in the processor's cache until it is hashed."""
 
 LOOK_SECONDS = 1.0
-"""After which a silent answer makes `Connection` ask how much longer to wait."""
+"""After which a silent response makes `Connection` ask how much longer to wait."""
 
 KEEP_ALIVE_SECONDS = 15
 """Idle time before TCP probes the peer; firewalls forget a silent connection after a few minutes."""
@@ -55,7 +55,7 @@ Buffer = memoryview | Callable[[int], memoryview]
 
 
 class Connection:
-    """One keep-alive connection; answers come in the order of the requests.
+    """One keep-alive connection; responses come in the order of the requests.
 
     Everything but `abort` belongs to one thread at a time. After any error but `ServerError` the connection
     is closed, for good, and what else was on it is lost.
@@ -76,8 +76,8 @@ class Connection:
         self._fills_whole = endpoint.tls is None  # by the kernel in one call, which also limits its waits
         self._wait_seconds = 0.0
         self._socket: socket.socket | None = None
-        self._num_answers = 0
-        self._received = bytearray()  # of the next answer: it came with the one before
+        self._num_responses = 0
+        self._received = bytearray()  # of the next response: it came with the one before
         self.usable = True  # opened by the first request
         self.num_in_flight = 0
         self._id_prefix, self._num_named = secrets.token_hex(6), 0
@@ -124,10 +124,10 @@ class Connection:
                 more[TRAINED_STEP_HEADER] = str(step)
             self._open_socket.sendall(head + wire.header_lines(more) + b"\r\n")
         except OSError as error:
-            raise self._failed(error, stale=self._num_answers > 0) from error
+            raise self._failed(error, stale=self._num_responses > 0) from error
 
     def arrived(self) -> bool:
-        """Return whether something came: of the next answer, or the connection's end; never block."""
+        """Return whether something came: of the next response, or the connection's end; never block."""
         poll = select.poll()
         poll.register(self._open_socket, select.POLLIN)
         return bool(self._received or poll.poll(0))
@@ -140,7 +140,7 @@ class Connection:
         deadline: float,
         patience: Callable[[], float] | None = None,
     ) -> wire.Headers:
-        """Receive the answer to the oldest request that has none, and check it; return its headers.
+        """Receive the response to the oldest request that has none, and check it; return its headers.
 
         Args:
             buffer: at least `request.num_bytes` writable bytes; the array lies at its start afterwards.
@@ -149,7 +149,7 @@ class Connection:
             patience: returns the longest wait for the next byte, instead of the network's; asked again
                 every second, as it may change meanwhile.
         """
-        self._recorder.enter("answer")
+        self._recorder.enter("response")
         self._patience = patience or (lambda: self._network.progress_seconds)
         sent = self._sent.popleft()
         silent = True
@@ -161,7 +161,7 @@ class Connection:
                     head = self._receive_head(deadline)
                 status, headers = wire.read_head(head)
                 if status != 200:
-                    raise self._error_answer(status, headers, deadline)
+                    raise self._error_response(status, headers, deadline)
                 self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
                 wire.check_headers(headers, request)
                 digest = xxhash.xxh3_64() if request.verify else None
@@ -172,16 +172,16 @@ class Connection:
                     self._fill(memoryview(tail), deadline)
                     wire.check_tail(digest, bytes(tail))
                 if self._received and not self._sent:
-                    raise errors.AnswerCorrupt("the body must end where the headers say, more came")
+                    raise errors.ResponseCorrupt("the body must end where the headers say, more came")
                 self._recorder.enter("host")
-        except errors.AnswerCorrupt as error:
+        except errors.ResponseCorrupt as error:
             self.close()
-            raise errors.AnswerCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
+            raise errors.ResponseCorrupt(f"{self.endpoint.name}: {error}; request {sent.id}") from error
         except OSError as error:
             # stale: nothing came, and it had served before; the server closed it while idle.
-            stale = silent and self._num_answers > 0
+            stale = silent and self._num_responses > 0
             raise self._failed(error, stale=stale, request_id=sent.id) from error
-        self._num_answers += 1
+        self._num_responses += 1
         self._close_if_asked(headers)
         return headers
 
@@ -199,7 +199,7 @@ class Connection:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        while self._sent:  # their answers will not be read
+        while self._sent:  # their responses will not be read
             self._sent.popleft().end(ConnectionAbortedError())
 
     def _close_if_asked(self, headers: wire.Headers) -> None:
@@ -238,15 +238,15 @@ class Connection:
                     raise TimeoutError("timed out") from None
 
     def _receive_head(self, deadline: float) -> bytes:
-        """Receive the head of an answer; what came with it of the body stays in `_received`."""
+        """Receive the head of a response; what came with it of the body stays in `_received`."""
         part = memoryview(bytearray(HEAD_PIECE_BYTES))
         while (end := self._received.find(wire.HEAD_END)) < 0:
             if len(self._received) > wire.MAX_HEAD_BYTES:
-                raise errors.AnswerCorrupt(f"the head must have at most {wire.MAX_HEAD_BYTES} bytes")
+                raise errors.ResponseCorrupt(f"the head must have at most {wire.MAX_HEAD_BYTES} bytes")
             num_bytes = self._receive(part, deadline)
             if not num_bytes:
                 raise ConnectionResetError(
-                    f"closed connection after {len(self._received)} bytes of the answer's head"
+                    f"closed connection after {len(self._received)} bytes of the response's head"
                 )
             self._received += part[:num_bytes]
         return self._take(end + len(wire.HEAD_END))
@@ -268,15 +268,15 @@ class Connection:
         while received < len(part):
             num_bytes = self._receive(part[received : received + PIECE_BYTES], deadline, flags)
             if not num_bytes:
-                raise errors.AnswerCorrupt(
+                raise errors.ResponseCorrupt(
                     f"the body must have {len(part)} bytes here, it ended after {received}"
                 )
             if digest is not None:
                 digest.update(part[received : received + num_bytes])
             received += num_bytes
 
-    def _error_answer(self, status: int, headers: wire.Headers, deadline: float) -> errors.ServerError:
-        """Receive the rest of an answer other than 200; return the error that it stands for.
+    def _error_response(self, status: int, headers: wire.Headers, deadline: float) -> errors.ServerError:
+        """Receive the rest of a response other than 200; return the error that it stands for.
 
         The connection goes on only if the body has a plain length and nothing else is on the wire: a server
         that failed may have answered the next request out of turn.
@@ -288,7 +288,7 @@ class Connection:
         self._close_if_asked(headers)
         if num_bytes != len(body) or self._sent:
             self.close()
-        return wire.error_from_answer(status, headers, bytes(body))
+        return wire.error_from_response(status, headers, bytes(body))
 
     def _failed(self, error: OSError, **told: Any) -> errors.CorpusClientError:
         self.close()

@@ -1,6 +1,6 @@
 """Heads, names and checks of the wire format; no I/O.
 
-An array answer is the little-endian C-order body alone; what it is stands in its headers:
+An array response is the little-endian C-order body alone; what it is stands in its headers:
 
     Corpus-Shape: 4,64,1025          Corpus-Dtype: uint16
     Corpus-Plan: <64 hex>            Corpus-Checksum: xxh3-64=tail
@@ -41,8 +41,8 @@ PROBLEM_TYPE = "application/problem+json"
 DIGEST = re.compile(r"xxh3-64=[0-9a-f]{16}")
 """A receipt: the checksum of a whole global batch's raw tokens."""
 
-SERVER_SECONDS = re.compile(r"\banswer;dur=(\d+(?:\.\d+)?)")
-"""In `Server-Timing` (W3C): milliseconds from the request's arrival to the answer's first byte."""
+SERVER_SECONDS = re.compile(r"\bresponse;dur=(\d+(?:\.\d+)?)")
+"""In `Server-Timing` (W3C): milliseconds from the request's arrival to the response's first byte."""
 
 ERRORS = {"unknown-corpus": errors.UnknownCorpus, "unknown-plan": errors.UnknownPlan}
 """The `type` of a problem document -> the error that it becomes, where that is a class of its own."""
@@ -55,29 +55,29 @@ PIECE_ITEMS = 4
 MAX_HEAD_BYTES = 65_536
 HEAD_END = b"\r\n\r\n"
 INFORMATIONAL = b"HTTP/1.1 1"
-"""Begins a head that comes before the answer's; a proxy may send some unasked (RFC 9110, 15.2)."""
+"""Begins a head that comes before the response's; a proxy may send some unasked (RFC 9110, 15.2)."""
 
 _LENGTH = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _UNFIT_TARGET = re.compile(r"[^!-~]")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5]\d\d)(?: [^\r\n]*)?\r\n")
 
 Headers = Mapping[str, str]
-"""Of an answer: a dict with names in lower case, or any mapping that ignores case."""
+"""Of a response: a dict with names in lower case, or any mapping that ignores case."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayRequest:
-    """One GET and exactly what a right answer to it is."""
+    """One GET and exactly what a right response to it is."""
 
     path: str  # route and query, below the server's base URL
     shape: tuple[int, ...]
     dtype: str  # numpy name
     plan_id: str | None  # what `Corpus-Plan` must say; None: not checked
     verify: bool = True  # whether a checksum is asked for and checked
-    # What the `ETag` must say behind the plan's id: the checksum of another step's answer is valid, too.
+    # What the `ETag` must say behind the plan's id: the checksum of another step's response is valid, too.
     identity: str | None = None
     beside: tuple[Array, ...] = ()  # behind the array
-    is_exact: bool = True  # False: the first size of the shape is the most that an answer may have
+    is_exact: bool = True  # False: the first size of the shape is the most that a response may have
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -103,20 +103,20 @@ def request_line(target: str) -> bytes:
 
 
 def read_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Return status and headers of an answer's head: names in lower case, of repeated ones the last.
+    """Return status and headers of a response's head: names in lower case, of repeated ones the last.
 
     The standard library's parser costs more than receiving a small batch.
     """
     line = _STATUS.match(head)
     if line is None:
-        raise errors.AnswerCorrupt(f"must begin with the status line of HTTP/1.1, got {head[:40]!r}")
+        raise errors.ResponseCorrupt(f"must begin with the status line of HTTP/1.1, got {head[:40]!r}")
     lines = head[line.end() : -len(HEAD_END)].decode("latin-1").split("\r\n")
     pairs = (each.partition(":") for each in lines)
     return int(line[1]), {name.lower(): value.strip() for name, _, value in pairs}
 
 
 def array_path(route: str, *, verify: bool, **parameters: int | str) -> str:
-    """Path of a raw array answer, with a checksum at its end or without one."""
+    """Path of a raw array response, with a checksum at its end or without one."""
     parameters |= {"format": "raw", "checksum": "tail" if verify else "false"}
     # `urlencode` would take five times as long, for each request.
     texts = (
@@ -143,11 +143,11 @@ def steps_request(
     """Return the request for consecutive steps of one rank.
 
     Args:
-        shape: of the answer: steps, rows, items of a row.
+        shape: of the response: steps, rows, items of a row.
         step: the first of the steps.
-        are_pieces: the answer has a line of `PIECE_ITEMS` for each piece of the rows, at most one an item.
+        are_pieces: the response has a line of `PIECE_ITEMS` for each piece of the rows, at most one an item.
         beside: names of the arrays to send behind that.
-        row_tokens: tokens of a row, where the answer has other items.
+        row_tokens: tokens of a row, where the response has other items.
         plan: `plan=ID`, or the parameters that spell a plan in the URL.
     """
     steps = {"step": step, "count": shape[0], "rank": rank, "world_size": world_size}
@@ -178,7 +178,7 @@ def tokens_request(corpus: str, start: int, count: int, dtype: str) -> ArrayRequ
 
 
 def check_headers(headers: Headers, request: ArrayRequest) -> None:
-    """Raise `AnswerCorrupt` unless the headers announce exactly the array that was asked for."""
+    """Raise `ResponseCorrupt` unless the headers announce exactly the array that was asked for."""
     shape = request.shape
     if not request.is_exact:
         found = (headers.get(SHAPE_HEADER) or "").partition(",")[0]
@@ -198,31 +198,31 @@ def check_headers(headers: Headers, request: ArrayRequest) -> None:
         expected[CHECKSUM_HEADER] = CHECKSUM_TAIL
     for name, value in expected.items():
         if headers.get(name) != value:
-            raise errors.AnswerCorrupt(f"{name} must be {value!r}, got {headers.get(name)!r}")
+            raise errors.ResponseCorrupt(f"{name} must be {value!r}, got {headers.get(name)!r}")
     if request.identity is not None:
         check_tag(headers, request.identity)
 
 
 def array_bytes(headers: Headers, request: ArrayRequest) -> int:
-    """Return the length of the body without its checksum, of an answer with right headers."""
+    """Return the length of the body without its checksum, of a response with right headers."""
     return int(headers["content-length"]) - (TAIL_BYTES if request.verify else 0)
 
 
 def check_tag(headers: Headers, identity: str) -> None:
-    """Raise `AnswerCorrupt` if the `ETag` names another answer: other steps, rank or world size.
+    """Raise `ResponseCorrupt` if the `ETag` names another response: other steps, rank or world size.
 
     A proxy may strip the tag or weaken it (W/); the other checks are left then.
     """
     tag = headers.get(TAG_HEADER)
     expected = f'"{headers.get(PLAN_HEADER)}.{identity}"'
     if tag is not None and tag.removeprefix("W/") != expected:
-        raise errors.AnswerCorrupt(f"{TAG_HEADER} must be {expected}, got {tag}")
+        raise errors.ResponseCorrupt(f"{TAG_HEADER} must be {expected}, got {tag}")
 
 
 def check_tail(digest: xxhash.xxh3_64, tail: bytes) -> None:
-    """Raise `AnswerCorrupt` unless the array received has the checksum that followed it."""
+    """Raise `ResponseCorrupt` unless the array received has the checksum that followed it."""
     if digest.digest() != tail:
-        raise errors.AnswerCorrupt(f"the array's checksum must be {tail.hex()}, got {digest.hexdigest()}")
+        raise errors.ResponseCorrupt(f"the array's checksum must be {tail.hex()}, got {digest.hexdigest()}")
 
 
 def checked_array(body: bytes) -> bytes:
@@ -233,7 +233,7 @@ def checked_array(body: bytes) -> bytes:
 
 
 def server_seconds(headers: Headers) -> float:
-    """How long the server says it took to begin its answer; 0 where it does not say."""
+    """How long the server says it took to begin its response; 0 where it does not say."""
     found = SERVER_SECONDS.search(headers.get(TIMING_HEADER) or "")
     return float(found[1]) / 1e3 if found else 0.0
 
@@ -241,8 +241,8 @@ def server_seconds(headers: Headers) -> float:
 MAX_RETRY_AFTER_SECONDS = 60.0
 
 
-def error_from_answer(status: int, headers: Headers, body: bytes) -> errors.ServerError:
-    """The error that an answer other than 2xx stands for."""
+def error_from_response(status: int, headers: Headers, body: bytes) -> errors.ServerError:
+    """The error that a response other than 2xx stands for."""
     content_type = (headers.get("content-type") or "").partition(";")[0].strip().lower()
     problem: dict[str, object] = {}
     if content_type == PROBLEM_TYPE:

@@ -2,12 +2,12 @@
 
 The fetcher thread is always in one phase; the recorder adds up how long each took. A training loop that
 waits reads it before and after: the difference is, phase by phase, what it waited for. Nothing is sampled
-or guessed, but for the share of the server in the time to an answer's first byte, which is the server's own
+or guessed, but for the share of the server in the time to a response's first byte, which is the server's own
 word (`Server-Timing`), at most that time.
 
     fetcher's phase    what it does                            the wait's cause
     send               connects, sends a request               network
-    answer             waits for an answer's first byte        server (as it says), else network
+    response           waits for a response's first byte        server (as it says), else network
     receive            receives the body                       network
     host               checksum, gather from a local copy      host
     retry              waits before asking again               retry
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
-Phase = Literal["send", "answer", "receive", "host", "retry", "idle"]
+Phase = Literal["send", "response", "receive", "host", "retry", "idle"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +36,10 @@ class _Seconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchSeconds(_Seconds):
-    """How long the fetcher was in each phase; `server` is the part of `answer` that the server claims."""
+    """How long the fetcher was in each phase; `server` is the part of `response` that the server claims."""
 
     send: float = 0.0
-    answer: float = 0.0
+    response: float = 0.0
     server: float = 0.0
     receive: float = 0.0
     host: float = 0.0
@@ -60,9 +60,9 @@ class WaitSeconds(_Seconds):
     @classmethod
     def during(cls, fetched: FetchSeconds) -> WaitSeconds:
         """Return what a wait was for, given what the fetcher did in it."""
-        server = min(fetched.server, fetched.answer)
+        server = min(fetched.server, fetched.response)
         return cls(
-            network=fetched.send + fetched.answer - server + fetched.receive,
+            network=fetched.send + fetched.response - server + fetched.receive,
             server=server,
             host=fetched.host,
             transfer=fetched.idle,
@@ -109,7 +109,7 @@ class LoaderStats:
     # How long the device's consuming stream stood still for a copy; measured with `trace_steps` only, and
     # beside `wait_seconds`, since the CPU runs ahead of the device.
     stall_seconds: float = 0.0
-    received_bytes: int = 0  # of right answers
+    received_bytes: int = 0  # of right responses
     num_retries: int = 0  # requests that were repeated
     num_recorded_rows: int = 0  # whose losses `CorpusLoader.record` took
     num_written_rows: int = 0  # of these, in files of `record_dir`

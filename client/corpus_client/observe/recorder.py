@@ -72,7 +72,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def fetching(self, first_step: int, num_steps: int) -> Iterator[None]:
-        """Return a context around awaiting the answer with these steps."""
+        """Return a context around awaiting the response with these steps."""
         started = time.perf_counter()
         with self._range("fetch"):
             yield

@@ -17,7 +17,7 @@ log = logging.getLogger("corpus_client")
 
 
 class SentRequest(AbstractContextManager["SentRequest"]):
-    """A request from when it is sent to when its answer is there; as a context it ends with the block."""
+    """A request from when it is sent to when its response is there; as a context it ends with the block."""
 
     def __init__(self, server: str, method: str, path: str, request_id: str) -> None:
         self.id = request_id

@@ -59,7 +59,7 @@ def rank_shapes(
             begun.append((stage.first_step, shape))
     starts = [start for start, _ in begun]
     if starts[:1] != [0] or starts != sorted(set(starts)):
-        raise errors.AnswerCorrupt(f"the first steps of a plan's stages must rise from 0, got {stages}")
+        raise errors.ResponseCorrupt(f"the first steps of a plan's stages must rise from 0, got {stages}")
     return tuple(
         StepRange(start_step=start, stop_step=stop, shape=shape)
         for (start, shape), stop in zip(begun, [*starts[1:], num_steps], strict=True)
@@ -86,7 +86,7 @@ def pieces(
     """Yield what is asked for at a time.
 
     None crosses two ranges. The first ones have 1, 2, 4... steps, so that the first batch comes after one
-    small answer.
+    small response.
 
     Args:
         end_step: where to stop; None: behind the last step that a plan can have.

@@ -220,7 +220,7 @@ def fetch(queues: SlotQueues, steps: FetchRange) -> None:
 
     try:
         for start_step, num_steps, shape in steps.pieces(steps.slot_bytes):
-            # Never sleep on a full ring with answers on the wire: the server would see a stalled reader.
+            # Never sleep on a full ring with responses on the wire: the server would see a stalled reader.
             while (slot := queues.take_free(wait=not on_wire)) is None:
                 receive_oldest()
             ticket = queues.begin(start_step, num_steps, shape)

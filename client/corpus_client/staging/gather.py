@@ -169,11 +169,13 @@ class Gatherer:
         """Keep what is copied, so many tokens each, once it is known to lie in the shards."""
         for number in (numbers.min(initial=0), numbers.max(initial=0)):
             if not 0 <= number < len(self._shards):
-                raise errors.AnswerCorrupt(f"shard numbers must be in [0, {len(self._shards)}), got {number}")
+                raise errors.ResponseCorrupt(
+                    f"shard numbers must be in [0, {len(self._shards)}), got {number}"
+                )
         outside = (starts < 0) | (starts > self._num_tokens[numbers] - lengths)
         if outside.any():
             number, start = int(numbers[outside][0]), int(starts[outside][0])
-            raise errors.AnswerCorrupt(f"a start lies outside {self._shards[number].path}: {start}")
+            raise errors.ResponseCorrupt(f"a start lies outside {self._shards[number].path}: {start}")
         self._numbers, self._starts = numbers, starts
 
     def _part(self, first: int, num_rows: int) -> slice:
@@ -249,7 +251,7 @@ class PieceGatherer(Gatherer):
             (counts > 0) & (begins // self._row_tokens == rows) & ((stops - 1) // self._row_tokens == rows)
         )
         if rest or not right.all():
-            raise errors.AnswerCorrupt(
+            raise errors.ResponseCorrupt(
                 f"pieces must make rows of {self._row_tokens} tokens, one after another"
             )
         is_own = numbers != NO_SHARD

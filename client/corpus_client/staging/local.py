@@ -88,7 +88,7 @@ def _local_path(local_root: LocalRoot, described: ShardDescription) -> Path:
 class LocalSource:
     """Receives indices, of many slots at a time, and gathers the tokens from local shards, which it owns.
 
-    The answers wait in the kernel's buffers while no slot is free.
+    The responses wait in the kernel's buffers while no slot is free.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class LocalSource:
         self._dtype = plan.dtype
         self._shards = shards
         self._names = beside
-        self._beside: list[npt.NDArray[Any]] = []  # of the answer received last: `(rows, ...)` each
+        self._beside: list[npt.NDArray[Any]] = []  # of the response received last: `(rows, ...)` each
         self._gatherers: dict[int, Gatherer] = {}  # by tokens of a row
-        self._num_selected = self._num_gathered = 0  # rows of the answer received last
+        self._num_selected = self._num_gathered = 0  # rows of the response received last
         self.stop = self._requests.stop
 
     def begin(self, start_step: int, num_steps: int, shape: tuple[int, int]) -> tuple[int, int]:
@@ -136,7 +136,7 @@ class LocalSource:
             shard.close()
 
     def _receive(self) -> None:
-        """Select the rows that the next answer names; those before them are gathered."""
+        """Select the rows that the next response names; those before them are gathered."""
         exchange, row_tokens = self._ahead.next()
         request, body = exchange.request, np.empty(0, np.uint8)
 
@@ -157,4 +157,4 @@ class LocalSource:
         self._num_selected, self._num_gathered = self._gatherers[row_tokens].select(indices), 0
         num_rows = math.prod(request.shape[:-1]) // (1 if request.is_exact else row_tokens)
         if self._num_selected != num_rows:
-            raise errors.AnswerCorrupt(f"indices must be of {num_rows} rows, got {self._num_selected}")
+            raise errors.ResponseCorrupt(f"indices must be of {num_rows} rows, got {self._num_selected}")

@@ -49,7 +49,7 @@ def bench(
     stored: Annotated[bool, typer.Option(help="tokens as stored instead of int64")] = False,
     local_root: Annotated[Path | None, typer.Option(help="read a local copy; ask for indices only")] = None,
     in_flight: Annotated[int, typer.Option(help="requests on the wire at a time")] = 2,
-    verify: Annotated[bool, typer.Option(help="check every answer's checksum")] = True,
+    verify: Annotated[bool, typer.Option(help="check every response's checksum")] = True,
     header: report.Header = None,
     token_file: report.TokenFile = None,
     device: report.Device = None,
@@ -71,7 +71,7 @@ def bench(
             dtype=None if stored else torch.int64,
             network=replace(
                 report.read_network("bench", header, token_file),
-                deadline_seconds=report.ANSWER_SECONDS,
+                deadline_seconds=report.RESPONSE_SECONDS,
                 in_flight=in_flight,
                 verify=verify,
             ),

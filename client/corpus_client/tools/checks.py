@@ -153,7 +153,7 @@ class Server:
         return self.endpoint.url
 
     def ask(self, question: Question[T]) -> T:
-        """Return its answer."""
+        """Return its response."""
         with closing(HttpClient(self.endpoint, self.network)) as client:
             return client.ask(question)
 
@@ -187,7 +187,7 @@ def _reached(endpoints: Sequence[Endpoint], network: Network) -> Server:
         server = Server(endpoint, network)
         try:
             if server.ask(control.get("/healthz")).get("status") != "alive":
-                raise errors.AnswerCorrupt(f"{endpoint.url}/healthz: not the answer of a corpus-server")
+                raise errors.ResponseCorrupt(f"{endpoint.url}/healthz: not the response of a corpus-server")
         except errors.ConnectionFailed:
             if number == len(endpoints):
                 raise

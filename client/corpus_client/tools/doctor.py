@@ -92,7 +92,7 @@ def doctor(
             raise errors.InvalidArgument(f"step_seconds must be above 0, got {step_seconds}")
         endpoints, place = [Endpoint.parse(url) for url in report.whole_urls(urls)], find_device(device)
         network = replace(
-            report.read_network("doctor", header, token_file), deadline_seconds=report.ANSWER_SECONDS
+            report.read_network("doctor", header, token_file), deadline_seconds=report.RESPONSE_SECONDS
         )
         made = [*servers(endpoints, network, place)]
         here = any(each.socket_path or each.host in LOOPBACK for each in endpoints)

@@ -51,7 +51,7 @@ def list_gpus() -> list[Gpu]:
 
 
 def parse_gpus(listing: str) -> list[Gpu]:
-    """Read nvidia-smi's answer for `FIELDS`, a line for each GPU; other lines are messages."""
+    """Read nvidia-smi's response for `FIELDS`, a line for each GPU; other lines are messages."""
     lines = ([cell.strip() for cell in line.split(",")] for line in listing.splitlines())
     return [Gpu(*cells) for cells in lines if len(cells) == len(FIELDS.split(","))]
 

@@ -17,7 +17,7 @@ from corpus_client.loader import CorpusLoader
 from corpus_client.network.options import Network
 from corpus_client.plan.world import Placement
 
-ANSWER_SECONDS = 30.0  # for one request, retries included: a person waits for the command
+RESPONSE_SECONDS = 30.0  # for one request, retries included: a person waits for the command
 
 URLS = "host:port, https://host:port or uds:///path of the server, or of its replicas"
 

@@ -99,7 +99,7 @@ def look_up(
 
     Raises:
         InvalidParameter: the plan's order has no epochs.
-        AnswerTooLarge: the units that hold the tokens, times the epochs and with those that they stand in
+        ResponseTooLarge: the units that hold the tokens, times the epochs and with those that they stand in
             for, are more than the question may compute.
     """
     source = sampler.plan.sources.index(corpus)

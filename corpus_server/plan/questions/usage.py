@@ -42,7 +42,7 @@ def count_usage(sampler: Sampler, since: int, step: int, budget: Budget) -> Usag
 
     Raises:
         InvalidParameter: `since` is above `step`.
-        AnswerTooLarge: too much between them is skipped to be counted.
+        ResponseTooLarge: too much between them is skipped to be counted.
     """
     if since > step:
         raise InvalidParameter.expected("since", f"in [0, {step}]", since)

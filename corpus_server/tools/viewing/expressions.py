@@ -58,9 +58,9 @@ def check_expression(connection: Any, what: str, text: str) -> str:
     if most > _MAX_DEPTH:
         raise _refused(what, f"at most {_MAX_DEPTH} brackets in each other, got {most}")
     item = f"(\n{text}\n)"
-    (answer,) = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [f"SELECT {item}"]).fetchone()
+    (response,) = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [f"SELECT {item}"]).fetchone()
     try:
-        parsed = json.loads(answer)
+        parsed = json.loads(response)
     except RecursionError as error:
         raise _refused(what, "an expression that is not nested so deeply") from error
     if parsed.get("error"):

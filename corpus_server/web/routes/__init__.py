@@ -1,4 +1,4 @@
-"""The routes: what is asked in `answers`, and the short ones of corpora, plans and operation."""
+"""The routes: what is asked in `responses`, and the short ones of corpora, plans and operation."""
 
 from corpus_server.web.routes import asked, corpora, operation, plans
 from corpus_server.web.routes.route import ROUTES, Call, Route

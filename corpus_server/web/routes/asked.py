@@ -1,4 +1,4 @@
-"""The routes of all questions: what is asked is declared in `answers`, beside the function that answers.
+"""The routes of all questions: what is asked is declared in `responses`, beside the function that answers.
 
 The server's own connections answer GETs of `/v1/batches` and `/v1/indices` before the application sees them.
 They are here for HEAD, for their descriptions, and for other servers.
@@ -10,25 +10,25 @@ from typing import Any
 
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server.answers import questions  # noqa: F401 - registers what can be asked
-from corpus_server.answers.question import QUESTIONS, Question
-from corpus_server.answers.response import MEDIA_TYPES, Response
-from corpus_server.web.routes.route import ROUTES, Answer, Call, Route
+from corpus_server.responses import questions  # noqa: F401 - registers what can be asked
+from corpus_server.responses.question import QUESTIONS, Question
+from corpus_server.responses.response import MEDIA_TYPES, Response
+from corpus_server.web.routes.route import ROUTES, Call, Handler, Route
 from corpus_server.work import Budget
 
 _TAGS = {"corpora": "corpora", "plans": "plans", "lookup": "plans", "recordings": "recordings"}
 _ARRAY = {"type": "string", "contentMediaType": "application/octet-stream"}
 
 
-def _answer(question: Question) -> Answer:
-    async def answer(call: Call, **given: Any) -> AsgiResponse:
+def _handler(question: Question) -> Handler:
+    async def handler(call: Call, **given: Any) -> AsgiResponse:
         def work(budget: Budget) -> Response:
             return question.make(service=call.service, request=call.head, budget=budget, **given)
 
         return call.made(question, work)
 
-    answer.__name__ = question.make.__name__
-    return answer
+    handler.__name__ = question.make.__name__
+    return handler
 
 
 def _described(question: Question) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _described(question: Question) -> dict[str, Any]:
         responses[200] = {"description": question.array, "content": content}
         described["response_class"] = AsgiResponse
     else:
-        described["response_model"] = question.answer
+        described["response_model"] = question.response
     return {**described, "responses": responses}
 
 
@@ -51,7 +51,7 @@ for _question in QUESTIONS:
         Route(
             path=_question.path,
             method="GET",
-            answer=_answer(_question),
+            handler=_handler(_question),
             types=_question.parameters,
             about=_question.about,
             described=_described(_question),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.responses import Response as AsgiResponse
 
-from corpus_server.answers.question import CorpusName, QueryParameters
-from corpus_server.answers.response import json_response
+from corpus_server.responses.question import CorpusName, QueryParameters
+from corpus_server.responses.response import json_response
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.route import Call, route
 

@@ -10,11 +10,11 @@ from starlette.responses import Response as AsgiResponse
 
 from corpus_server import live
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.question import QueryParameters
-from corpus_server.answers.response import NO_STORE, json_response
-from corpus_server.answers.tokens import parameters
 from corpus_server.errors import CorpusServerError, Forbidden, NotReady, Unauthorized
 from corpus_server.metrics import shared
+from corpus_server.responses.question import QueryParameters
+from corpus_server.responses.response import NO_STORE, json_response
+from corpus_server.responses.tokens import parameters
 from corpus_server.web.responses import events, refused, sent
 from corpus_server.web.routes.route import Call, route
 
@@ -119,5 +119,5 @@ async def last_hour(call: Call, query: LiveQuery) -> AsgiResponse:
     """Return what all worker processes counted in the last hour, and how each rank is doing."""
     if query.follow == "true":
         return events(call.service, call.request, call.head)
-    answer = await call.service.run_probe(live.answer)
-    return sent(json_response(answer, NO_STORE))
+    response = await call.service.run_probe(live.response)
+    return sent(json_response(response, NO_STORE))

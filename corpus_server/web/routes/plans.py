@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response as AsgiResponse
 
 from corpus_server.admission.request import RUN_PATTERN
-from corpus_server.answers.question import PlanId, QueryParameters, integer
-from corpus_server.answers.response import Response, json_response
 from corpus_server.errors import RequestTimeout
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Link
 from corpus_server.plan_store.links import newest_link
+from corpus_server.responses.question import PlanId, QueryParameters, integer
+from corpus_server.responses.response import Response, json_response
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.route import Call, route
 from corpus_server.work import Budget

@@ -18,16 +18,16 @@ from starlette.requests import Request
 from starlette.responses import Response as AsgiResponse
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.problem import invalid_parameter
-from corpus_server.answers.question import Question
-from corpus_server.answers.response import Response
-from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import parameters
+from corpus_server.responses.problem import invalid_parameter
+from corpus_server.responses.question import Question
+from corpus_server.responses.response import Response
+from corpus_server.responses.service import Service
+from corpus_server.responses.tokens import parameters
 from corpus_server.web.responses import has_left, made
 from corpus_server.work import Budget
 
 T = TypeVar("T")
-Answer = Callable[..., Awaitable[AsgiResponse]]
+Handler = Callable[..., Awaitable[AsgiResponse]]
 
 
 class Call(NamedTuple):
@@ -53,7 +53,7 @@ class Route:
     Args:
         path: with the names of parameters in braces; no value holds a slash.
         method: `GET`, which answers HEAD too, or `POST`.
-        answer: gets the `Call`, the `query` if it has one, and what the path names.
+        handler: gets the `Call`, the `query` if it has one, and what the path names.
         types: of `query` and of what the path names.
         about: what the route answers, for people.
         described: what the description says of it besides, as arguments of FastAPI's `add_api_route`.
@@ -61,7 +61,7 @@ class Route:
 
     path: str
     method: str
-    answer: Answer
+    handler: Handler
     types: Mapping[str, Any]
     about: str
     described: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Route:
         return {name: TypeAdapter(kind) for name, kind in self.types.items()}
 
     def given(self, named: Mapping[str, str], query: bytes) -> dict[str, Any]:
-        """Return the arguments of `answer` that a path and a query string give.
+        """Return the arguments of `handler` that a path and a query string give.
 
         Raises:
             InvalidParameter: one of them is unknown, missing or not accepted.
@@ -99,22 +99,22 @@ ROUTES: Final[list[Route]] = []
 """Those of the modules that were imported."""
 
 
-def route(path: str, *, method: str = "GET", **described: Any) -> Callable[[Answer], Answer]:
+def route(path: str, *, method: str = "GET", **described: Any) -> Callable[[Handler], Handler]:
     """Register a function as what answers a path; see `Route`."""
 
-    def register(answer: Answer) -> Answer:
-        hints = get_type_hints(answer, include_extras=True)
+    def register(handler: Handler) -> Handler:
+        hints = get_type_hints(handler, include_extras=True)
         names = (*re.findall(r"{(\w+)}", path), "query")
         ROUTES.append(
             Route(
                 path=path,
                 method=method,
-                answer=answer,
+                handler=handler,
                 types={name: hints[name] for name in names if name in hints},
-                about=inspect.getdoc(answer) or "",
+                about=inspect.getdoc(handler) or "",
                 described=described,
             )
         )
-        return answer
+        return handler
 
     return register

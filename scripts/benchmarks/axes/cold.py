@@ -38,7 +38,7 @@ HELP = "data from disk: reading ahead by plan, a bounded shuffle"
 
 NUM_TOKENS, QUICK_TOKENS = 2 * 10**9, 16 * 10**6
 DEPTHS = (1, 4, 16, 64)
-LIMIT, NONE, OWN = "preadv by threads", "ours, no reading ahead", "ours, each answer's own windows"
+LIMIT, NONE, OWN = "preadv by threads", "ours, no reading ahead", "ours, each response's own windows"
 MODES: dict[str, tuple[str, ...]] = {
     NOW: (),
     OWN: ("--read-ahead-bytes", "1"),  # less than one step

@@ -2,7 +2,7 @@
 
 Ours is the client's transport on one open connection, without prefetching. The limit is a bare socket, asked
 in the same way. Time runs from before the request is written until the last token lies in the consumer's
-tensor. Where nginx is installed, one answer is also taken from its cache, with the shipped configuration.
+tensor. Where nginx is installed, one response is also taken from its cache, with the shipped configuration.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The workers are `CorpusLoader`s, ranks of one plan, eight to a process: 64 in on
 interpreter lock, 64 processes on a small machine their interpreters. Each asks for one step at a time and may
 be three ahead. A batch is late if it is not there when it is due. A batch is slow if `next` takes more than a
 tenth of the period, even though the batch may be there: 64 threads that wake at once take turns. Latency is
-of each request, from before it is written until its answer lies checked in the slot. Each round runs twice:
+of each request, from before it is written until its response lies checked in the slot. Each round runs twice:
 with all workers in step, as ranks of one job, and spread over the period, as independent jobs.
 """
 

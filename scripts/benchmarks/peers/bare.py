@@ -45,14 +45,14 @@ def serve(path: Path, address_file: Path) -> None:
     while True:
         connection, _ = listener.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=_answer_all, args=(connection, Windows(path)), daemon=True).start()
+        threading.Thread(target=_response_all, args=(connection, Windows(path)), daemon=True).start()
 
 
 class Bare(Peer):
     """Receive straight into a tensor.
 
     Args:
-        in_flight: requests that are sent before the first answer is read, this one included.
+        in_flight: requests that are sent before the first response is read, this one included.
         steps: of one request.
     """
 
@@ -112,7 +112,7 @@ def makers(peer: Address, shape: Shape, steps: int, in_flight: int) -> Iterator[
         yield partial(make, name, steps=steps, in_flight=in_flight)
 
 
-def _answer_all(connection: socket.socket, windows: Windows) -> None:
+def _response_all(connection: socket.socket, windows: Windows) -> None:
     request, buffer = bytearray(REQUEST.size), np.empty(PIECE_BYTES // 2, np.uint16)
     with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the consumer left
         while connection.recv_into(request, REQUEST.size, socket.MSG_WAITALL) == REQUEST.size:

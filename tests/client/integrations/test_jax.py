@@ -118,7 +118,7 @@ def run(server: ReferenceServer, num_processes: int, devices: int, **changes: An
         done = [each.communicate() for each in running]
     for each, (_, log) in zip(running, done, strict=True):
         assert each.returncode == 0, log
-    return [json.loads(answer.splitlines()[-1]) for answer, _ in done]
+    return [json.loads(response.splitlines()[-1]) for response, _ in done]
 
 
 def check(corpus: ReferenceCorpus, plan: dict[str, Any], found: list[dict[str, Any]], steps: range) -> None:
@@ -186,7 +186,7 @@ def test_processes_that_need_the_same_rows_ask_for_the_same_rows(
     assert all("world_size=1" in path for path in batches)
 
 
-def test_a_broken_answer_is_asked_for_again(corpus: ReferenceCorpus, server: ReferenceServer) -> None:
+def test_a_broken_response_is_asked_for_again(corpus: ReferenceCorpus, server: ReferenceServer) -> None:
     faults = iter([Fault("checksum"), Fault("cut", 40), Fault("reset"), Fault("flip", 8)])
     server.next_fault = lambda: next(faults, None)
     try:

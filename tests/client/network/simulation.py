@@ -47,7 +47,7 @@ class Peer(Protocol):
     def breaks_at(self, now: float) -> float:
         """Return when a connection that is open now is reset."""
 
-    def answer(self, request: bytes, begin: float) -> tuple[list[tuple[float, bytes]], float, bool]:
+    def response(self, request: bytes, begin: float) -> tuple[list[tuple[float, bytes]], float, bool]:
         """Return what comes back and when, when the connection ends after it, and whether by a reset."""
 
 
@@ -198,7 +198,7 @@ class Socket:
         self._wait: float = inf  # SO_RCVTIMEO
         self._peer: Peer | None = None
         self._parts: deque[tuple[float, bytes]] = deque()
-        self._free_at = 0.0  # when the answer before is out
+        self._free_at = 0.0  # when the response before is out
         self._ends_at, self._reset = inf, False
         self._shut = self._closed = False
         self._user: _Task | None = None
@@ -238,7 +238,7 @@ class Socket:
         begin = max(self.world.now, self._free_at)
         if begin >= self._ends_at:
             return  # the server reads no more of this connection
-        parts, end, reset = self._peer.answer(data, begin)
+        parts, end, reset = self._peer.response(data, begin)
         if end < self._ends_at:
             self._ends_at, self._reset = end, reset
         self._parts += [part for part in parts if part[0] < self._ends_at]

@@ -1,4 +1,4 @@
-"""What the control plane takes for an answer: of the right plan, step and length, and with its checksum."""
+"""What the control plane takes for a response: of the right plan, step and length, and with its checksum."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ask(
     content: bytes = b"",
     headers: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return what the control plane makes of an answer, whose URL in errors is `URL`."""
+    """Return what the control plane makes of a response, whose URL in errors is `URL`."""
     body = content if json is None else dumps(json).encode()
     lines = {"Content-Length": str(len(body)), **(headers or {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
@@ -48,7 +48,7 @@ def ask(
 
 
 def ask_at(url: str, question: Question[Any], **options: Any) -> Any:
-    """Return the answer of the server there."""
+    """Return the response of the server there."""
     with closing(HttpClient(Endpoint.parse(url), Network(**options))) as client:
         return client.ask(question)
 
@@ -85,7 +85,7 @@ PACKED = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 7\r\n\r\
     ],
     ids=["chunks", "chunks in pieces", "up to the end", "after a hint"],
 )
-def test_a_proxy_may_frame_an_answer_as_it_likes(script: list[Any]) -> None:
+def test_a_proxy_may_frame_a_response_as_it_likes(script: list[Any]) -> None:
     assert ask_of(script, control.get("/")) == {"a": 1}
 
 
@@ -175,15 +175,15 @@ def test_a_plan_is_what_the_server_describes(sources: dict[str, Any], eot_id: in
     ids=str,
 )
 def test_what_describes_no_plan_is_refused(change: dict[str, object]) -> None:
-    answer = {**DESCRIBED, **change}
-    with pytest.raises(errors.AnswerCorrupt) as caught:
-        ask(POST, json=answer)
-    assert str(caught.value) == f"{URL}: not the description of a plan: {answer}"
+    response = {**DESCRIBED, **change}
+    with pytest.raises(errors.ResponseCorrupt) as caught:
+        ask(POST, json=response)
+    assert str(caught.value) == f"{URL}: not the description of a plan: {response}"
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_a_description_that_lacks_something_is_refused(name: str) -> None:
-    with pytest.raises(errors.AnswerCorrupt, match="not the description of a plan"):
+    with pytest.raises(errors.ResponseCorrupt, match="not the description of a plan"):
         ask(POST, json={key: value for key, value in DESCRIBED.items() if key != name})
 
 
@@ -199,7 +199,7 @@ def test_a_description_that_lacks_something_is_refused(name: str) -> None:
     ids=["list", "null", "no JSON", "nothing", "long"],
 )
 def test_what_is_no_object_is_shown_by_its_beginning(content: bytes, shown: str) -> None:
-    with pytest.raises(errors.AnswerCorrupt) as caught:
+    with pytest.raises(errors.ResponseCorrupt) as caught:
         ask(control.get("/v1/corpora"), content=content)
     assert str(caught.value) == f"{URL}: /v1/corpora must be a JSON object, got {shown}"
 
@@ -239,7 +239,7 @@ def test_each_question_has_its_path(question: Question[Any], method: str, path: 
 
 
 @pytest.mark.parametrize("status", [302, 404, 503])
-def test_only_an_answer_of_success_is_taken(status: int) -> None:
+def test_only_a_response_of_success_is_taken(status: int) -> None:
     with pytest.raises(errors.ServerError) as caught:
         ask(POST, status, json=DESCRIBED)
     assert caught.value.status == status
@@ -254,7 +254,7 @@ def test_only_an_answer_of_success_is_taken(status: int) -> None:
         (["close"], errors.ConnectionFailed, "RemoteProtocolError: Server disconnected"),
         ([CHUNKED + b"-1\r\n"], errors.ConnectionFailed, "RemoteProtocolError: illegal chunk header"),
         ([CHUNKED + b"5\r\nab", "close"], errors.ConnectionFailed, "RemoteProtocolError: peer closed"),
-        ([PACKED], errors.AnswerCorrupt, "Error -3 while decompressing data"),
+        ([PACKED], errors.ResponseCorrupt, "Error -3 while decompressing data"),
     ],
     ids=["slow", "cut", "closed", "negative length", "cut in a chunk", "no gzip"],
 )
@@ -292,17 +292,17 @@ def test_only_the_receipt_of_the_step_is_taken(change: dict[str, object]) -> Non
     receipt = control.receipt(PLAN, 5)
     right = {"plan": PLAN, "step": 5, "digest": DIGEST}
     assert ask(receipt, json=right) == DIGEST
-    answer = {**right, **change}
-    with pytest.raises(errors.AnswerCorrupt) as caught:
-        ask(receipt, json=answer)
-    assert str(caught.value) == f"{URL}: not the receipt of step 5 of plan {PLAN}: {answer}"
+    response = {**right, **change}
+    with pytest.raises(errors.ResponseCorrupt) as caught:
+        ask(receipt, json=response)
+    assert str(caught.value) == f"{URL}: not the receipt of step 5 of plan {PLAN}: {response}"
 
 
 @pytest.mark.parametrize("found", [4, "5", None, 5.0])
 def test_a_plan_step_is_never_before_its_training_step(found: object) -> None:
     for step in (5, 6):
         assert ask(control.plan_step(PLAN, 5), json={"plan_step": step}) == step
-    with pytest.raises(errors.AnswerCorrupt) as caught:
+    with pytest.raises(errors.ResponseCorrupt) as caught:
         ask(control.plan_step(PLAN, 5), json={"plan_step": found})
     assert str(caught.value) == f"{URL}: plan_step must be 5 or more, got {found!r}"
 
@@ -315,14 +315,14 @@ def test_places_are_those_of_the_step_and_whole(wrong: str) -> None:
     if wrong == "step":
         headers["ETag"] = f'"{PLAN}.indices.6.1.0.1.raw+tail"'
     tail = bytes(8) if wrong == "checksum" else TAIL
-    with pytest.raises(errors.AnswerCorrupt, match="etag" if wrong == "step" else "checksum"):
+    with pytest.raises(errors.ResponseCorrupt, match="etag" if wrong == "step" else "checksum"):
         ask(places, content=BODY + tail, headers=headers)
 
 
 @pytest.mark.parametrize("dtype", ["int8", ""])
 def test_tokens_of_an_unknown_dtype_are_refused(dtype: str) -> None:
     headers = {"Corpus-Dtype": dtype} if dtype else {}
-    with pytest.raises(errors.AnswerCorrupt) as caught:
+    with pytest.raises(errors.ResponseCorrupt) as caught:
         ask(control.tokens("web", 0, 16), content=BODY + TAIL, headers=headers)
     assert str(caught.value) == f"{URL}: unknown corpus-dtype {dtype!r}"
 
@@ -334,23 +334,23 @@ def test_tokens_are_as_many_as_were_asked_for_and_whole(wrong: str) -> None:
     assert ask(tokens, content=BODY + TAIL, headers=headers) == ("uint16", BODY)
     tail = bytes(8) if wrong == "checksum" else TAIL
     headers |= {wrong: "15" if wrong == "Corpus-Shape" else "int8"} if wrong in headers else {}
-    with pytest.raises(errors.AnswerCorrupt, match=wrong.lower()):
+    with pytest.raises(errors.ResponseCorrupt, match=wrong.lower()):
         ask(tokens, content=BODY + tail, headers=headers)
 
 
-def test_an_answer_nested_too_deeply_is_no_object() -> None:
+def test_a_response_nested_too_deeply_is_no_object() -> None:
     content = b"[" * 200_000
-    with pytest.raises(errors.AnswerCorrupt, match="must be a JSON object"):
+    with pytest.raises(errors.ResponseCorrupt, match="must be a JSON object"):
         ask(control.get("/v1/corpora"), content=content)
 
 
-def test_an_answer_without_an_end_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corpus_client.network.asking.MAX_ANSWER_BYTES", 1000)
-    with pytest.raises(errors.AnswerCorrupt, match="must answer at most 1,000 bytes, got more"):
+def test_a_response_without_an_end_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corpus_client.network.asking.MAX_RESPONSE_BYTES", 1000)
+    with pytest.raises(errors.ResponseCorrupt, match="must answer at most 1,000 bytes, got more"):
         ask(control.get("/v1/corpora"), content=b"x" * 5000)
 
 
-def test_a_part_of_an_answer_is_refused_without_its_bytes() -> None:
+def test_a_part_of_a_response_is_refused_without_its_bytes() -> None:
     with pytest.raises(errors.ServerError) as caught:
         ask(
             control.get("/v1/corpora"),

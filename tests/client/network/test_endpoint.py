@@ -191,7 +191,7 @@ def name_service(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str] | Excep
     """Set what the name service answers from now on."""
     monkeypatch.setattr(endpoint, "_last_found", {})
 
-    def answer(addresses: list[str] | Exception) -> None:
+    def response(addresses: list[str] | Exception) -> None:
         def look_up(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
             assert (host, port) == ("data", 81)
             if isinstance(addresses, Exception):
@@ -200,7 +200,7 @@ def name_service(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str] | Excep
 
         monkeypatch.setattr(socket, "getaddrinfo", look_up)
 
-    return answer
+    return response
 
 
 UNKNOWN = socket.gaierror(socket.EAI_NONAME, "not known")

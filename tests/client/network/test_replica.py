@@ -105,7 +105,7 @@ def test_a_back_off_doubles_up_to_two_seconds_less_up_to_half_by_chance(
         (errors.AccessDenied("no", status=401), False),
         (errors.ConnectionFailed("refused"), True),
         (errors.NoProgress("silent"), True),
-        (errors.AnswerCorrupt("cut"), True),
+        (errors.ResponseCorrupt("cut"), True),
         (errors.ReplicaRefused("another plan"), False),
         (ValueError("a mistake"), False),
     ],

@@ -179,7 +179,7 @@ def test_the_callers_error_is_raised_at_once(server: ReferenceServer, make_loade
     loader = make_loader()
     with pytest.raises(errors.ServerError, match=r"too large \(ask for less\)") as caught:
         next(loader)
-    assert caught.value.kind == "answer-too-large"
+    assert caught.value.kind == "response-too-large"
     assert loader.stats().num_retries == 0
 
 
@@ -194,7 +194,7 @@ def test_deadline_names_the_servers_and_the_last_failure(
     ) as caught:
         next(loader)
     assert time.monotonic() - started > 0.9
-    assert isinstance(caught.value.__cause__, errors.AnswerCorrupt)
+    assert isinstance(caught.value.__cause__, errors.ResponseCorrupt)
 
 
 def test_after_a_deadline_the_same_step_can_be_asked_again(

@@ -33,7 +33,7 @@ def test_every_step_comes_once_in_order_or_an_error_in_time(first_seed: int) -> 
     assert sum(report.num_faults for report in reports) > 20
 
 
-ANSWER_SECONDS = 0.005
+RESPONSE_SECONDS = 0.005
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_one_of_three_replicas_that_fails_holds_the_loop_for_a_second(away: str,
                 up_seconds=inf if away == "slow" or number else 3.0,
                 away_seconds=3.0,
                 away=away,
-                seconds=ANSWER_SECONDS,
+                seconds=RESPONSE_SECONDS,
                 impostor=False,
                 away_times=[(START_SECONDS + 5,) * 2],  # what is usual is known by then
             )
@@ -66,7 +66,7 @@ def test_one_of_three_replicas_that_fails_holds_the_loop_for_a_second(away: str,
     report = run(1, 1500, one_fails)
     print(f"{away}: longest wait {report.longest_seconds:.3f} s")
     assert report.num_errors == 0
-    assert ANSWER_SECONDS < report.longest_seconds <= longest + 3 * ANSWER_SECONDS
+    assert RESPONSE_SECONDS < report.longest_seconds <= longest + 3 * RESPONSE_SECONDS
 
 
 def test_a_seed_always_gives_the_same_run() -> None:

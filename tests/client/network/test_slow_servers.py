@@ -63,7 +63,7 @@ class Reader:
         self.replicas.close()
 
     def read(self, num_steps: int, corpus: ReferenceCorpus) -> list[float]:
-        """Return how long each answer was awaited; each is compared with the truth."""
+        """Return how long each response was awaited; each is compared with the truth."""
         seconds = []
         for _ in range(num_steps):
             ticket, self._next = self._next, self._source.begin(self.step + 1, 1, (12, 17))
@@ -89,7 +89,7 @@ def test_a_host_name_that_does_not_exist_fails_by_name(name: str, make_loader: M
 def test_a_wrong_name_among_right_ones_fails_too(
     server: ReferenceServer, make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """However long after the first server's answer the name service says that there is no such host."""
+    """However long after the first server's response the name service says that there is no such host."""
     resolve(monkeypatch, lambda: time.sleep(seconds) or [])
     with pytest.raises(errors.HostNotFound, match="named 'data'"):
         make_loader([server.url, "http://data"])
@@ -197,7 +197,7 @@ def test_a_stopped_server_holds_the_loop_for_a_moment_and_is_used_again_later(
         reader.read(20, corpus)
 
 
-def test_an_answer_that_stops_in_its_middle_is_asked_for_elsewhere(
+def test_a_response_that_stops_in_its_middle_is_asked_for_elsewhere(
     corpus: ReferenceCorpus, server: ReferenceServer
 ) -> None:
     """A second of silence while the other server works, and not the 30 of `progress_seconds`."""
@@ -281,11 +281,11 @@ def silent() -> Iterator[ReferenceServer]:
         yield server
 
 
-@pytest.mark.parametrize("where", ["answer", "connect"])
+@pytest.mark.parametrize("where", ["response", "connect"])
 def test_a_process_ends_promptly_after_an_exception(
     where: str, silent: ReferenceServer, black_hole: str
 ) -> None:
-    """While the fetcher waits for an answer, or for a connection: for a minute, and it is not waited for."""
+    """While the fetcher waits for a response, or for a connection: for a minute, and it is not waited for."""
     code = f"""
 import time, threading
 from corpus_client import CorpusLoader

@@ -95,7 +95,7 @@ def test_an_authority_of_ones_own_is_trusted_by_its_file(
 def test_a_replica_that_falls_silent_is_left_over_tls_too(
     tls: ssl.SSLContext, corpus: ReferenceCorpus, make_loader: MakeLoader
 ) -> None:
-    """Records of TLS that are no answer make a socket readable, too."""
+    """Records of TLS that are no response make a socket readable, too."""
     with ReferenceServer([corpus], tls=tls) as one, ReferenceServer([corpus], tls=tls) as two:
         loader = make_loader([one.url, two.url], prefetch_bytes=1 << 13)
         assert_exact(loader, corpus, 40)

@@ -99,7 +99,7 @@ def test_body_lies_at_the_start_of_the_buffer_and_nowhere_else(buffer: memoryvie
     assert connection.usable
 
 
-def test_informational_answers_come_before_the_answer(buffer: memoryview, connect: Connect) -> None:
+def test_informational_answers_come_before_the_response(buffer: memoryview, connect: Connect) -> None:
     """A proxy may send them unasked (RFC 9110, 15.2)."""
     hints = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
     _, connection = connect([hints + hints, b"HTTP/1.1 100 Continue\r\n\r\n" + head() + BODY + TAIL])
@@ -107,7 +107,7 @@ def test_informational_answers_come_before_the_answer(buffer: memoryview, connec
     assert buffer[: len(BODY)] == BODY
 
 
-def test_an_answer_without_a_checksum_ends_with_its_array(buffer: memoryview, connect: Connect) -> None:
+def test_a_response_without_a_checksum_ends_with_its_array(buffer: memoryview, connect: Connect) -> None:
     plain = {"Content_Length": str(len(BODY)), "Corpus_Checksum": "none"}
     _, connection = connect([head(**plain) + BODY], [head(**plain) + BODY + TAIL[:1]])
     request = replace(REQUEST, verify=False)
@@ -134,31 +134,31 @@ def test_a_head_may_have_as_many_bytes_as_it_may(buffer: memoryview, connect: Co
 @pytest.mark.parametrize(
     ("script", "kind", "message"),
     [
-        ([head(), BODY[:-1], "close"], errors.AnswerCorrupt, "it ended after 1048575"),
-        ([head() + BODY[:-1] + b"\0" + TAIL], errors.AnswerCorrupt, "checksum"),
-        ([head() + BODY[:-1], "close"], errors.AnswerCorrupt, "the body must have 1048576 bytes here"),
-        ([head() + BODY + bytes(8)], errors.AnswerCorrupt, "checksum"),
-        ([head() + BODY + TAIL[:5], "close"], errors.AnswerCorrupt, "it ended after 5"),
-        ([head(Content_Length="7") + BODY], errors.AnswerCorrupt, "content-length"),
-        ([head(Corpus_Shape="1")], errors.AnswerCorrupt, "corpus-shape"),
-        ([head(Corpus_Plan="cd")], errors.AnswerCorrupt, "corpus-plan"),
+        ([head(), BODY[:-1], "close"], errors.ResponseCorrupt, "it ended after 1048575"),
+        ([head() + BODY[:-1] + b"\0" + TAIL], errors.ResponseCorrupt, "checksum"),
+        ([head() + BODY[:-1], "close"], errors.ResponseCorrupt, "the body must have 1048576 bytes here"),
+        ([head() + BODY + bytes(8)], errors.ResponseCorrupt, "checksum"),
+        ([head() + BODY + TAIL[:5], "close"], errors.ResponseCorrupt, "it ended after 5"),
+        ([head(Content_Length="7") + BODY], errors.ResponseCorrupt, "content-length"),
+        ([head(Corpus_Shape="1")], errors.ResponseCorrupt, "corpus-shape"),
+        ([head(Corpus_Plan="cd")], errors.ResponseCorrupt, "corpus-plan"),
         (
             [CHUNKED],
-            errors.AnswerCorrupt,
+            errors.ResponseCorrupt,
             "content-l",
         ),
-        ([b"nonsense\r\n\r\n"], errors.AnswerCorrupt, "status line of HTTP/1.1, got b'nonsense"),
-        ([b"\r\n\r\n"], errors.AnswerCorrupt, "status line of HTTP/1.1, got b'"),
-        (["close"], errors.ConnectionFailed, "closed connection after 0 bytes of the answer's head"),
+        ([b"nonsense\r\n\r\n"], errors.ResponseCorrupt, "status line of HTTP/1.1, got b'nonsense"),
+        ([b"\r\n\r\n"], errors.ResponseCorrupt, "status line of HTTP/1.1, got b'"),
+        (["close"], errors.ConnectionFailed, "closed connection after 0 bytes of the response's head"),
         ([head()[:40], "close"], errors.ConnectionFailed, "closed connection after 40 bytes"),
         ([head()[:40], 0.05, "reset"], errors.ConnectionFailed, "ConnectionResetError: "),
-        ([head(Padding="x" * 70_000)], errors.AnswerCorrupt, "the head must have at most 65536 bytes"),
+        ([head(Padding="x" * 70_000)], errors.ResponseCorrupt, "the head must have at most 65536 bytes"),
         ([0.7], errors.NoProgress, "nothing came in time"),
         ([head() + BODY[:9], 0.7], errors.NoProgress, "nothing came in time"),
     ],
     ids=lambda value: None if not isinstance(value, str) else value[:12],
 )
-def test_bad_answers(
+def test_bad_responses(
     script: list[Any], kind: type[Exception], message: str, buffer: memoryview, connect: Connect
 ) -> None:
     server, connection = connect(script, progress_seconds=0.3)
@@ -180,11 +180,11 @@ def test_drip_does_not_outlast_the_deadline(buffer: memoryview, connect: Connect
 
 def test_problem_keeps_the_connection(buffer: memoryview, connect: Connect) -> None:
     problem = b'{"type": "overloaded", "detail": "full"}'
-    answer = (
+    response = (
         b"HTTP/1.1 503 Busy\r\nContent-Type: application/problem+json\r\nRetry-After: 2\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(problem), problem)
     )
-    _, connection = connect([answer], [head() + BODY + TAIL])
+    _, connection = connect([response], [head() + BODY + TAIL])
     with pytest.raises(errors.ServerError, match="full") as caught:
         receive(connection, buffer)
     assert caught.value.retry_after_seconds == 2
@@ -193,7 +193,7 @@ def test_problem_keeps_the_connection(buffer: memoryview, connect: Connect) -> N
 
 
 @pytest.mark.parametrize("status", [203, 206, 299])
-def test_only_200_is_an_answer(status: int, buffer: memoryview, connect: Connect) -> None:
+def test_only_200_is_a_response(status: int, buffer: memoryview, connect: Connect) -> None:
     """A proxy may have transformed another one (203), or it may be a part (206)."""
     _, connection = connect([head().replace(b"200 OK", b"%d X" % status) + BODY + TAIL])
     with pytest.raises(errors.ServerError, match=f"HTTP {status}"):
@@ -201,7 +201,7 @@ def test_only_200_is_an_answer(status: int, buffer: memoryview, connect: Connect
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         b"HTTP/1.1 503 Busy\r\n\r\n",
         b"HTTP/1.1 503 Busy\r\nContent-Length: x\r\n\r\n",
@@ -211,27 +211,27 @@ def test_only_200_is_an_answer(status: int, buffer: memoryview, connect: Connect
     ids=["no length", "nonsense", "too long", "close"],
 )
 def test_a_failure_whose_end_is_not_known_ends_the_connection(
-    answer: bytes, buffer: memoryview, connect: Connect
+    response: bytes, buffer: memoryview, connect: Connect
 ) -> None:
-    _, connection = connect([answer, 0.2])
+    _, connection = connect([response, 0.2])
     with pytest.raises(errors.ServerError):
         receive(connection, buffer)
     assert not connection.usable
 
 
-def test_a_server_may_end_the_connection_with_an_answer(buffer: memoryview, connect: Connect) -> None:
+def test_a_server_may_end_the_connection_with_a_response(buffer: memoryview, connect: Connect) -> None:
     _, connection = connect([head(Connection="close") + BODY + TAIL, 0.2])
     receive(connection, buffer)
     assert not connection.usable
 
 
-def test_nothing_may_come_behind_the_last_answer(buffer: memoryview, connect: Connect) -> None:
+def test_nothing_may_come_behind_the_last_response(buffer: memoryview, connect: Connect) -> None:
     """It would be taken for the beginning of the next one."""
     small = wire.ArrayRequest(path="x", shape=(3,), dtype="uint8", plan_id="ab")
-    answer = head(Corpus_Shape="3", Content_Length="11") + b"abc" + xxhash.xxh3_64_digest(b"abc")
-    _, connection = connect([answer + b"d", 0.2])
+    response = head(Corpus_Shape="3", Content_Length="11") + b"abc" + xxhash.xxh3_64_digest(b"abc")
+    _, connection = connect([response + b"d", 0.2])
     connection.send(small.path, deadline=time.monotonic() + 10)
-    with pytest.raises(errors.AnswerCorrupt, match="more came"):
+    with pytest.raises(errors.ResponseCorrupt, match="more came"):
         connection.receive_into(buffer, small, deadline=time.monotonic() + 10)
     assert not connection.usable
 
@@ -261,11 +261,11 @@ def test_an_idle_connection_that_was_reset_is_stale(buffer: memoryview, connect:
 
 
 @pytest.mark.parametrize("cut", [10, 3000, len(BODY)])
-def test_a_connection_that_breaks_within_an_answer_is_not_stale(
+def test_a_connection_that_breaks_within_a_response_is_not_stale(
     cut: int, buffer: memoryview, connect: Connect
 ) -> None:
-    answer, head_came = head() + BODY + TAIL, threading.Event()
-    _, connection = connect([answer], [answer[: len(head()) + cut], head_came, "reset"])
+    response, head_came = head() + BODY + TAIL, threading.Event()
+    _, connection = connect([response], [response[: len(head()) + cut], head_came, "reset"])
     receive(connection, buffer)
     deadline = time.monotonic() + 10
     connection.send(REQUEST.path, deadline=deadline)
@@ -293,9 +293,9 @@ def test_a_connection_that_has_not_served_is_not_stale() -> None:
 
 def test_answers_come_in_the_order_of_the_requests(buffer: memoryview, connect: Connect) -> None:
     small = wire.ArrayRequest(path="x", shape=(3, 4), dtype="uint8", plan_id="ab")
-    answer = head(Corpus_Shape="3,4", Content_Length="20")
+    response = head(Corpus_Shape="3,4", Content_Length="20")
     first, second = bytes(range(12)), bytes(range(12, 24))
-    together = answer + first + xxhash.xxh3_64_digest(first) + answer + second
+    together = response + first + xxhash.xxh3_64_digest(first) + response + second
     _, connection = connect([0.2, together, 0.05, xxhash.xxh3_64_digest(second)], [])
     deadline = time.monotonic() + 10
     for _ in range(2):
@@ -306,20 +306,22 @@ def test_answers_come_in_the_order_of_the_requests(buffer: memoryview, connect: 
     assert connection.usable
 
 
-def test_a_bad_answer_is_named_after_its_own_request(buffer: memoryview, connect: Connect) -> None:
+def test_a_bad_response_is_named_after_its_own_request(buffer: memoryview, connect: Connect) -> None:
     _, connection = connect([0.2, head() + BODY + bytes(8)], [])
     deadline = time.monotonic() + 10
     for _ in range(2):
         connection.send(REQUEST.path, deadline=deadline)
-    with pytest.raises(errors.AnswerCorrupt, match=r"request [0-9a-f]{12}-1$"):
+    with pytest.raises(errors.ResponseCorrupt, match=r"request [0-9a-f]{12}-1$"):
         connection.receive_into(buffer, REQUEST, deadline=deadline)
 
 
-def test_an_error_ends_a_connection_with_another_answer_to_come(buffer: memoryview, connect: Connect) -> None:
+def test_an_error_ends_a_connection_with_another_response_to_come(
+    buffer: memoryview, connect: Connect
+) -> None:
     problem = b'{"type": "overloaded"}'
-    answer = b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n" % len(problem)
-    answer += b"Content-Type: application/problem+json\r\n\r\n" + problem
-    _, connection = connect([0.2, answer + b"HTTP/1.1 200"], [])
+    response = b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n" % len(problem)
+    response += b"Content-Type: application/problem+json\r\n\r\n" + problem
+    _, connection = connect([0.2, response + b"HTTP/1.1 200"], [])
     deadline = time.monotonic() + 10
     for _ in range(2):
         connection.send(REQUEST.path, deadline=deadline)
@@ -332,7 +334,7 @@ def test_abort_wakes_a_blocked_reader(buffer: memoryview, connect: Connect) -> N
     _, connection = connect([head() + BODY[:5], 5.0])
     threading.Timer(0.1, connection.abort).start()
     started = time.monotonic()
-    with pytest.raises((errors.ConnectionFailed, errors.AnswerCorrupt)):
+    with pytest.raises((errors.ConnectionFailed, errors.ResponseCorrupt)):
         receive(connection, buffer)
     assert time.monotonic() - started < 1
 
@@ -395,9 +397,11 @@ def test_a_unix_socket_is_connected_to_by_its_url(tmp_path: Path, buffer: memory
         connection.send(REQUEST.path, deadline=time.monotonic() + 10)
 
 
-def test_whether_an_answer_has_arrived_is_known_without_waiting(buffer: memoryview, connect: Connect) -> None:
-    answer = head() + BODY + TAIL
-    _, connection = connect([0.1, answer[:30], 0.1, answer[30:]])
+def test_whether_a_response_has_arrived_is_known_without_waiting(
+    buffer: memoryview, connect: Connect
+) -> None:
+    response = head() + BODY + TAIL
+    _, connection = connect([0.1, response[:30], 0.1, response[30:]])
     deadline = time.monotonic() + 30
     connection.send(REQUEST.path, deadline=deadline)
     assert not connection.arrived()

@@ -33,7 +33,7 @@ def test_an_array_is_as_long_as_its_items(dtype: str, num_bytes: int) -> None:
     for verify in (False, True):
         headers = {**GOOD, "corpus-dtype": dtype, "content-length": str(num_bytes + 8 * verify)}
         wire.check_headers(headers, dataclasses.replace(request, verify=verify))
-        with pytest.raises(errors.AnswerCorrupt, match="content-length must be"):
+        with pytest.raises(errors.ResponseCorrupt, match="content-length must be"):
             wire.check_headers(headers, dataclasses.replace(request, verify=not verify))
 
 
@@ -48,7 +48,7 @@ def test_a_plan_and_a_checksum_that_were_not_asked_for_are_not_checked() -> None
 @pytest.mark.parametrize("value", [None, "", "61", "2,3,6", "uint32", "cd"])
 def test_each_wrong_header_is_named(name: str, value: str | None) -> None:
     headers = {key: text for key, text in {**GOOD, name: value}.items() if text is not None}
-    with pytest.raises(errors.AnswerCorrupt) as caught:
+    with pytest.raises(errors.ResponseCorrupt) as caught:
         wire.check_headers(headers, REQUEST)
     assert str(caught.value) == f"{name} must be {GOOD[name]!r}, got {value!r}"
 
@@ -59,20 +59,20 @@ PIECES = wire.steps_request(
 
 
 @pytest.mark.parametrize("num_pieces", [1, 6, 30])
-def test_how_many_pieces_rows_join_is_known_from_the_answer(num_pieces: int) -> None:
+def test_how_many_pieces_rows_join_is_known_from_the_response(num_pieces: int) -> None:
     """At most one for each token."""
     assert (PIECES.shape, PIECES.num_bytes) == ((30, 4), 30 * 32)
     headers = {**GOOD, "corpus-dtype": "int64", "corpus-shape": f"{num_pieces},4"}
     headers["content-length"] = str(32 * num_pieces + 8)
     wire.check_headers(headers, PIECES)
     assert wire.array_bytes(headers, PIECES) == 32 * num_pieces
-    with pytest.raises(errors.AnswerCorrupt, match="content-length must be"):
+    with pytest.raises(errors.ResponseCorrupt, match="content-length must be"):
         wire.check_headers({**headers, "content-length": str(32 * num_pieces)}, PIECES)
 
 
 @pytest.mark.parametrize("shape", ["", "0,4", "31,4", "2,3", "2,3,4", "-1,4", "x,4", "9" * 40 + ",4"])
 def test_pieces_of_another_shape_are_refused(shape: str) -> None:
-    with pytest.raises(errors.AnswerCorrupt, match="must be"):
+    with pytest.raises(errors.ResponseCorrupt, match="must be"):
         wire.check_headers({**GOOD, "corpus-dtype": "int64", "corpus-shape": shape}, PIECES)
 
 
@@ -97,17 +97,17 @@ def test_a_right_weak_or_missing_tag_passes(tag: str | None) -> None:
         "",
     ],
 )
-def test_the_tag_of_another_answer_is_refused(tag: str) -> None:
+def test_the_tag_of_another_response_is_refused(tag: str) -> None:
     """Another plan, route, step, count, rank, world size or form, each with a valid checksum."""
-    with pytest.raises(errors.AnswerCorrupt, match=re.escape(f"etag must be {TAG}, got {tag}")):
+    with pytest.raises(errors.ResponseCorrupt, match=re.escape(f"etag must be {TAG}, got {tag}")):
         wire.check_headers({**GOOD, "etag": tag}, REQUEST)
 
 
-def test_a_tag_is_checked_against_the_plan_that_the_answer_names() -> None:
+def test_a_tag_is_checked_against_the_plan_that_the_response_names() -> None:
     """Where a plan is spelled, its id is not known before."""
     request = dataclasses.replace(REQUEST, plan_id=None)
     wire.check_headers({**GOOD, "etag": TAG}, request)
-    with pytest.raises(errors.AnswerCorrupt, match="etag must be"):
+    with pytest.raises(errors.ResponseCorrupt, match="etag must be"):
         wire.check_headers({**GOOD, "corpus-plan": "cd", "etag": TAG}, request)
 
 
@@ -115,11 +115,13 @@ def test_checksum_is_that_of_xxh3_64() -> None:
     """The empty array's published digest, and one bit further."""
     tail = bytes.fromhex("2d06800538d394c2")
     assert wire.checked_array(tail) == b""
-    with pytest.raises(errors.AnswerCorrupt, match="checksum must be 2d06800538d394c2, got c44bdff4074eecdb"):
+    with pytest.raises(
+        errors.ResponseCorrupt, match="checksum must be 2d06800538d394c2, got c44bdff4074eecdb"
+    ):
         wire.checked_array(b"\0" + tail)
 
 
-def test_a_request_for_steps_says_which_and_knows_the_tag_of_its_answer() -> None:
+def test_a_request_for_steps_says_which_and_knows_the_tag_of_its_response() -> None:
     """Where no rank is named, the rows of the whole global batch are meant."""
     whole = wire.steps_request("/v1/batches", (3, 4, 5), "uint16", step=7, verify=True, plan="ab")
     assert whole == wire.ArrayRequest(
@@ -162,7 +164,7 @@ def test_a_head_is_a_status_and_headers(head: bytes, status: int, headers: dict[
 def test_a_head_that_is_none_is_shown_by_its_beginning(line: str) -> None:
     head = f"{line}\r\nA: {'b' * 50}\r\n\r\n".encode()
     message = f"must begin with the status line of HTTP/1.1, got {head[:40]!r}"
-    with pytest.raises(errors.AnswerCorrupt, match=re.escape(message)):
+    with pytest.raises(errors.ResponseCorrupt, match=re.escape(message)):
         wire.read_head(head)
 
 
@@ -171,10 +173,10 @@ def test_a_head_that_is_none_is_shown_by_its_beginning(line: str) -> None:
     [
         (None, 0.0),
         ("", 0.0),
-        ("answer;dur=1500", 1.5),
-        ("door;dur=3, answer;dur=250.5, x", 0.2505),
-        ("noanswer;dur=3", 0.0),
-        ("answer", 0.0),
+        ("response;dur=1500", 1.5),
+        ("door;dur=3, response;dur=250.5, x", 0.2505),
+        ("noresponse;dur=3", 0.0),
+        ("response", 0.0),
     ],
 )
 def test_the_servers_seconds_are_what_it_says(timing: str | None, seconds: float) -> None:
@@ -192,7 +194,7 @@ def test_a_problem_becomes_an_error_of_its_kind(slug: str) -> None:
         "remedy": "ask less",
     }
     headers = {"content-type": "application/problem+json; charset=utf-8", "retry-after": "7"}
-    error = wire.error_from_answer(422, headers, json.dumps(problem).encode())
+    error = wire.error_from_response(422, headers, json.dumps(problem).encode())
     assert type(error) is wire.ERRORS.get(slug, errors.ServerError)
     assert error.kind == slug
     assert str(error) == "no (ask less)"
@@ -211,8 +213,8 @@ def test_a_problem_becomes_an_error_of_its_kind(slug: str) -> None:
         (None, b"\xff"),
     ],
 )
-def test_foreign_answers_are_errors_too(kind: str | None, body: bytes) -> None:
-    error = wire.error_from_answer(502, {"content-type": kind} if kind else {}, body)
+def test_foreign_responses_are_errors_too(kind: str | None, body: bytes) -> None:
+    error = wire.error_from_response(502, {"content-type": kind} if kind else {}, body)
     assert type(error) is errors.ServerError
     assert str(error) == f"HTTP 502: {body.decode('utf-8', 'replace')!r}"
     assert error.passing
@@ -221,7 +223,7 @@ def test_foreign_answers_are_errors_too(kind: str | None, body: bytes) -> None:
 def test_the_whole_problem_is_in_the_error() -> None:
     """What it leaves out is None, and not the word."""
     kind = {"content-type": " Application/Problem+JSON ; charset=utf-8"}
-    error = wire.error_from_answer(400, {**kind, "x-request-id": "ab"}, b'{"detail": "no"}')
+    error = wire.error_from_response(400, {**kind, "x-request-id": "ab"}, b'{"detail": "no"}')
     assert vars(error) == {
         "detail": "no",
         "status": 400,
@@ -234,7 +236,7 @@ def test_the_whole_problem_is_in_the_error() -> None:
         "request_id": "ab",
     }
     problem = b'{"type": "x", "detail": "no", "request_id": 7, "remedy": 1, "accepted": 2, "parameter": 3}'
-    error = wire.error_from_answer(400, {**kind, "x-request-id": "ab", "retry-after": "0"}, problem)
+    error = wire.error_from_response(400, {**kind, "x-request-id": "ab", "retry-after": "0"}, problem)
     assert vars(error) == {
         "detail": "no",
         "status": 400,
@@ -260,15 +262,15 @@ def test_the_whole_problem_is_in_the_error() -> None:
     ],
     ids=["nothing", "blank", "no problem", "long", "title", "detail"],
 )
-def test_an_error_says_what_the_answer_tells(kind: str, body: bytes, message: str) -> None:
-    assert str(wire.error_from_answer(400, {"content-type": kind}, body)) == message
+def test_an_error_says_what_the_response_tells(kind: str, body: bytes, message: str) -> None:
+    assert str(wire.error_from_response(400, {"content-type": kind}, body)) == message
 
 
 @pytest.mark.parametrize(
     ("status", "denied"), [(400, False), (401, True), (402, False), (403, True), (404, False)]
 )
 def test_a_proxy_may_deny_access_in_words_of_its_own(status: int, denied: bool) -> None:
-    error = wire.error_from_answer(status, {"content-type": "text/html"}, b"<h1>Go away</h1>")
+    error = wire.error_from_response(status, {"content-type": "text/html"}, b"<h1>Go away</h1>")
     assert isinstance(error, errors.AccessDenied) is denied
     remedy = f" ({wire.ACCESS_REMEDY})" if denied else ""
     assert str(error) == f"HTTP {status}: '<h1>Go away</h1>'{remedy}"
@@ -276,7 +278,7 @@ def test_a_proxy_may_deny_access_in_words_of_its_own(status: int, denied: bool) 
 
 def test_a_server_that_denies_access_may_name_a_remedy_of_its_own() -> None:
     problem = b'{"type": "unknown-plan", "detail": "expired", "remedy": "ask for another"}'
-    error = wire.error_from_answer(401, {"content-type": wire.PROBLEM_TYPE}, problem)
+    error = wire.error_from_response(401, {"content-type": wire.PROBLEM_TYPE}, problem)
     assert (type(error), str(error)) == (errors.AccessDenied, "HTTP 401: expired (ask for another)")
 
 
@@ -293,7 +295,7 @@ def test_a_server_that_denies_access_may_name_a_remedy_of_its_own() -> None:
     ],
 )
 def test_retry_after_is_bounded_and_as_a_date_one_second(text: str, seconds: float) -> None:
-    assert wire.error_from_answer(503, {"retry-after": text}, b"").retry_after_seconds == seconds
+    assert wire.error_from_response(503, {"retry-after": text}, b"").retry_after_seconds == seconds
 
 
 @pytest.mark.parametrize("target", ["/a b", "/ä", "/a\r\nX: y", "/\x7f"])
@@ -306,8 +308,8 @@ def test_what_does_not_belong_into_a_url_is_never_sent(target: str) -> None:
 
 
 def test_a_redirect_says_where_it_leads() -> None:
-    """An ingress sends plain HTTP to https, and its answer has no body."""
-    error = wire.error_from_answer(308, {"location": "https://data.example/"}, b"")
+    """An ingress sends plain HTTP to https, and its response has no body."""
+    error = wire.error_from_response(308, {"location": "https://data.example/"}, b"")
     assert str(error) == (
         "HTTP 308: no explanation (redirects are not followed, and this one leads to https://data.example/; "
         "give the server's own URL)"

@@ -111,7 +111,7 @@ class Server:
         self.knows_plan = True
         return 64 * "b" if self.impostor and self.num_restarts else PLAN_ID
 
-    def answer(self, request: bytes, begin: float) -> tuple[list[tuple[float, bytes]], float, bool]:
+    def response(self, request: bytes, begin: float) -> tuple[list[tuple[float, bytes]], float, bool]:
         """See `Peer`."""
         found = TARGET.match(request)
         assert found is not None, f"not a request for batches: {request!r}"
@@ -191,7 +191,7 @@ class Control:
             raise errors.ConnectionFailed(f"{self.endpoint.name}: refused")
         world.wait_until(min(until, back + 0.001))
         if back >= until:
-            raise errors.NoProgress(f"{self.endpoint.name}: no answer in time")
+            raise errors.NoProgress(f"{self.endpoint.name}: no response in time")
         return server.post_plan()
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class Control:
 
 
 class TimedSource(StepRequests):
-    """Notes how long each answer was waited for, in simulated seconds."""
+    """Notes how long each response was waited for, in simulated seconds."""
 
     world: World
     longest: float = 0.0

@@ -28,10 +28,10 @@ CAUSES = [field.name for field in dataclasses.fields(WaitSeconds)]
     [
         (FetchSeconds(), WaitSeconds(), ""),
         (FetchSeconds(send=1, receive=2), WaitSeconds(network=3), "network"),
-        (FetchSeconds(answer=5), WaitSeconds(network=5), "network"),
-        (FetchSeconds(answer=5, server=4), WaitSeconds(network=1, server=4), "server"),
+        (FetchSeconds(response=5), WaitSeconds(network=5), "network"),
+        (FetchSeconds(response=5, server=4), WaitSeconds(network=1, server=4), "server"),
         # The server had begun before the wait did.
-        (FetchSeconds(answer=1, server=4, host=0.5), WaitSeconds(server=1, host=0.5), "server"),
+        (FetchSeconds(response=1, server=4, host=0.5), WaitSeconds(server=1, host=0.5), "server"),
         (FetchSeconds(host=2, receive=1), WaitSeconds(host=2, network=1), "host"),
         (FetchSeconds(idle=2), WaitSeconds(transfer=2), "transfer"),
         (FetchSeconds(retry=2, send=1), WaitSeconds(retry=2, network=1), "retry"),
@@ -91,8 +91,8 @@ def slots() -> tuple[Slot, ...]:
     ("phase", "server_seconds", "cause"),
     [
         ("send", 0.0, "network"),
-        ("answer", 0.0, "network"),
-        ("answer", 0.04, "server"),
+        ("response", 0.0, "network"),
+        ("response", 0.04, "server"),
         ("receive", 0.0, "network"),
         ("host", 0.0, "host"),
         ("retry", 0.0, "retry"),
@@ -124,7 +124,7 @@ def test_loader_tells_where_its_time_went(make_loader: MakeLoader) -> None:
     assert stats.tokens_per_second == stats.num_tokens / stats.seconds
     assert 0 < stats.wait_seconds <= stats.seconds
     assert sum(getattr(stats.wait, name) for name in CAUSES) == pytest.approx(stats.wait_seconds)
-    assert stats.fetch.answer > 0
+    assert stats.fetch.response > 0
     assert stats.fetch.receive > 0
     list(loader)
     later = loader.stats()

@@ -16,7 +16,7 @@ import torch
 from corpus_client import CorpusLoader, errors
 
 MakeLoader = Callable[..., CorpusLoader]
-PHASES = {"send", "answer", "receive", "host", "retry", "idle"}
+PHASES = {"send", "response", "receive", "host", "retry", "idle"}
 
 
 def rows_of(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -78,7 +78,7 @@ def test_requests_name_their_steps(make_loader: MakeLoader, tmp_path: Path) -> N
             for span in rows["fetcher"]
             if request["ts"] <= span["ts"] < request["ts"] + request["dur"]
         ]
-        assert {"answer", "receive", "host"} <= set(during)
+        assert {"response", "receive", "host"} <= set(during)
 
 
 def test_transfer_happens_in_the_wait_for_its_step(make_loader: MakeLoader, tmp_path: Path) -> None:

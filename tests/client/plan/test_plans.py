@@ -184,7 +184,7 @@ def test_stages_out_of_order_are_not_believed(first_steps: list[int | None]) -> 
         StageDescription(first_step=first, global_batch_size=4 + number, seq_len=2)
         for number, first in enumerate(first_steps)
     ]
-    with pytest.raises(errors.AnswerCorrupt, match="must rise from 0"):
+    with pytest.raises(errors.ResponseCorrupt, match="must rise from 0"):
         rank_shapes(stages, 1)
 
 

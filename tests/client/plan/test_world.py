@@ -108,7 +108,7 @@ def test_ranks_along_dimensions_are_each_once_and_ignore_the_others(dims: tuple[
 def test_context_slices_come_by_the_same_requests(
     make_loader: MakeLoader, server: ReferenceServer, corpus: ReferenceCorpus
 ) -> None:
-    """Each rank receives the whole window, so that one cached answer serves them all."""
+    """Each rank receives the whole window, so that one cached response serves them all."""
     paths, parts = [], []
     for rank in range(4):
         server.paths.clear()

@@ -148,7 +148,7 @@ def test_pieces_that_make_no_rows_are_refused(
 ) -> None:
     with (
         closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard,
-        pytest.raises(errors.AnswerCorrupt, match=message),
+        pytest.raises(errors.ResponseCorrupt, match=message),
     ):
         PieceGatherer([shard], 10).select(np.array(pieces))
 
@@ -175,7 +175,7 @@ def test_an_index_outside_is_refused(tmp_path: Path, index: tuple[int, int], mes
         ]
         gatherer = Gatherer(shards, 10)
         assert gatherer.select(np.array([(0, 90), (1, 0), (0, 0)])) == 3
-        with pytest.raises(errors.AnswerCorrupt) as caught:
+        with pytest.raises(errors.ResponseCorrupt) as caught:
             gatherer.select(np.array([(0, 0), index, (0, 95)]))
     assert str(caught.value) == message.format(folder=tmp_path)
 
@@ -219,7 +219,7 @@ def test_a_file_that_is_not_the_shard_is_refused(tmp_path: Path, size: int | Non
 def test_a_window_that_is_longer_than_every_shard_is_nowhere(tmp_path: Path) -> None:
     with closing(shard_of(np.arange(9, dtype="uint16"), tmp_path / "a.bin")) as shard:
         gatherer = Gatherer([shard], 10)
-        with pytest.raises(errors.AnswerCorrupt, match=r"a start lies outside .*a\.bin: 0"):
+        with pytest.raises(errors.ResponseCorrupt, match=r"a start lies outside .*a\.bin: 0"):
             gatherer.select(np.array([(0, 0)]))
 
 

@@ -176,7 +176,7 @@ def test_pieces_of_too_few_rows_are_refused(tmp_path: Path) -> None:
     plan = plan_of(described("a", "0.bin", 100))
     (shard,) = local.open_shards(plan, tmp_path)
     source = local.LocalSource(cast("AheadRequests", ahead), plan, [shard])
-    with closing(shard), pytest.raises(errors.AnswerCorrupt, match="indices must be of 2 rows, got 1"):
+    with closing(shard), pytest.raises(errors.ResponseCorrupt, match="indices must be of 2 rows, got 1"):
         source.finish((2, 10), memoryview(bytearray(20)))
 
 

@@ -73,10 +73,10 @@ def test_an_error_that_is_not_the_clients_own_is_told_and_wakes_the_loop(make_pi
     assert str(closed.value) == "the loader was closed while a batch was awaited"
 
 
-@pytest.mark.parametrize("where", ["awaiting an answer", "all slots full", "finished", "failed"])
+@pytest.mark.parametrize("where", ["awaiting a response", "all slots full", "finished", "failed"])
 def test_close_ends_the_thread_wherever_it_is(make_pipeline: MakePipeline, where: str) -> None:
     filler = CountingSource(
-        block_at=5 if where == "awaiting an answer" else None, fail_at=5 if where == "failed" else None
+        block_at=5 if where == "awaiting a response" else None, fail_at=5 if where == "failed" else None
     )
     end = 6 if where == "finished" else None
     steps = replace(STEPS, end_step=end)

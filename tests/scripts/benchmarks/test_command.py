@@ -22,7 +22,7 @@ OPTIONS = Options(cache=Path("unused"))
 
 
 REPORT = Report(
-    data={"answer": 42},
+    data={"response": 42},
     tables=[Table(title="some", columns=["a", "b"], rows=[["x|y", "[red]2"]])],
     targets=[
         Target(figure="fast", reached=2.0, bound="at least", wanted=1.0),
@@ -116,7 +116,7 @@ def test_a_page_takes_the_place_of_that_of_an_earlier_day(run: Run, tmp_path: Pa
 
 def test_json_holds_the_data_and_the_targets(run: Run) -> None:
     found = json.loads(run.to_json())
-    assert found["axes"]["one"]["data"] == {"answer": 42}
+    assert found["axes"]["one"]["data"] == {"response": 42}
     assert [target["met"] for target in found["axes"]["one"]["targets"]] == [True, False]
     assert found["failures"] == {"three": "RuntimeError: broken"}
 

@@ -102,7 +102,7 @@ def test_bare_sockets_send_batches_of_more_slices_than_one_call_takes(path: Path
 
 @pytest.mark.parametrize("sending", SENDINGS)
 def test_connections_of_a_bare_server_do_not_share_buffers(path: Path, sending: Sending) -> None:
-    """One that waits with answers in flight still gets its own tokens."""
+    """One that waits with responses in flight still gets its own tokens."""
     shape = Shape(rows=512, length=2049)
     with spawn_peer("bare", path) as peer:
         waiting, busy = (Bare("bare", peer, shape, sending=sending, steps=4) for _ in range(2))

@@ -56,8 +56,8 @@ def gate() -> Admission:
     corpora = (CorpusSpec(name="a", path=Path("a")),)
     settings = Settings(
         corpora=corpora,
-        max_concurrent_answers=4,
-        max_answer_bytes=1000,
+        max_concurrent_responses=4,
+        max_response_bytes=1000,
         max_text_tokens=10,
         max_connections=5,
         max_connections_per_address=2,
@@ -77,7 +77,7 @@ def shared_gate(folder: Path, num_tokens: int) -> Admission:
     tokens = Tokens(folder / "tokens.toml")
     for number in range(num_tokens):
         tokens.add(f"token-{number}", "read:*")
-    settings = Settings(corpora=(CorpusSpec(name="a", path=Path("a")),), max_concurrent_answers=10)
+    settings = Settings(corpora=(CorpusSpec(name="a", path=Path("a")),), max_concurrent_responses=10)
     return Admission(settings, Access(tokens.path))
 
 
@@ -108,7 +108,7 @@ def test_stalled_readers_keep_half_of_the_slots(gate: Admission, clock: list[flo
 
 
 def test_bytes_are_admitted_up_to_their_limit(gate: Admission) -> None:
-    """Whatever fits in part is begun: else an answer above the limit could never be had."""
+    """Whatever fits in part is begun: else a response above the limit could never be had."""
     slots = [gate.admit(by(ANYONE)) for _ in range(4)]
     large = SMALL_BYTES + 1
     slots[0].charge(MAX_BYTES - 1)
@@ -246,16 +246,16 @@ def test_each_path_asks_for_one_scope(tmp_path: Path, method: str, target: bytes
 def test_one_of_several_tokens_leaves_slots_free_for_the_others(
     tmp_path: Path, num_tokens: int, most: int
 ) -> None:
-    """Up to four times what is free then, of slots and of short answers; a single token may have all."""
+    """Up to four times what is free then, of slots and of short responses; a single token may have all."""
     gate, one, other = shared_gate(tmp_path, num_tokens), token("token-0"), token("token-1")
     for _ in range(most):
         gate.admit(by(one))
-    with pytest.raises(Overloaded, match=f"^{most} answers are under way in this process$"):
+    with pytest.raises(Overloaded, match=f"^{most} responses are under way in this process$"):
         gate.admit(by(one))
     with contextlib.ExitStack() as stack:
         for _ in range(most):
             stack.enter_context(gate.short(one))
-        with pytest.raises(Overloaded, match=f"^{most} answers are under way"), gate.short(one):
+        with pytest.raises(Overloaded, match=f"^{most} responses are under way"), gate.short(one):
             pass
         if most < 10:
             gate.admit(by(other))
@@ -271,11 +271,13 @@ def test_one_of_several_tokens_leaves_bytes_free_for_the_others(
     most = int(MAX_BYTES * share) + 1
     slots[0].charge(most - 2)
     slots[1].charge(SMALL_BYTES + 1)
-    with pytest.raises(Overloaded, match=f"^{most - 1 + SMALL_BYTES} bytes of answers are under way in this"):
+    with pytest.raises(
+        Overloaded, match=f"^{most - 1 + SMALL_BYTES} bytes of responses are under way in this"
+    ):
         slots[2].charge(SMALL_BYTES + 1)
     slots[1].release()
     slots[2].charge(2)
-    with pytest.raises(Overloaded, match=f"^{most} bytes of answers"):
+    with pytest.raises(Overloaded, match=f"^{most} bytes of responses"):
         slots[3].charge(SMALL_BYTES + 1)
     assert slots[3].num_bytes == 0
     if num_tokens > 1:

@@ -67,11 +67,11 @@ def test_diff(seen: tuple[Path, Path, list[str]]) -> None:
     assert "The first step that differs is 40." in rows.stdout
     assert "0-7" in rows.stdout
     assert "Before step" not in rows.stdout  # a row has no counterpart where a plan skips steps
-    answer = json.loads(run(*asked, "--json").stdout)
-    assert (answer["a"], answer["b"], answer["equal_steps"]) == (one, skipping, 40)
-    assert answer["fields"] == [{"field": "skip_steps", "a": [], "b": [[40, 42]], "num_a": 0, "num_b": 1}]
-    assert answer["rows"]["first_step"] == 40
-    changed = [(step["step"], step["plan_steps"]) for step in answer["rows"]["steps"]]
+    response = json.loads(run(*asked, "--json").stdout)
+    assert (response["a"], response["b"], response["equal_steps"]) == (one, skipping, 40)
+    assert response["fields"] == [{"field": "skip_steps", "a": [], "b": [[40, 42]], "num_a": 0, "num_b": 1}]
+    assert response["rows"]["first_step"] == 40
+    changed = [(step["step"], step["plan_steps"]) for step in response["rows"]["steps"]]
     assert changed == [(40, [40, 42]), (41, [41, 43])]
     assert "The two plans are the same." in run("diff", one, one, "--state-dir", state).stdout
 
@@ -140,7 +140,7 @@ def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_pat
             "http://127.0.0.1:9: [Errno 111] Connection refused (is the",
         ),
         (["list", "http://[", "--state-dir", state], "state_dir must be left out with a server's URL"),
-        (["list", "http://["], "no answer from http://["),
+        (["list", "http://["], "no response from http://["),
         (["list", "web"], "url must be http://host:port of a server, got 'web'"),
         (
             ["diff", one, skipping, "--state-dir", state, "--corpus", f"code={path}"],

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from tests.raw_http import Ended, RawAnswer, check_bytes, check_raw_problem, get
-from tests.server.answers.world import CHANGED, INTACT, Source
+from tests.raw_http import Ended, RawResponse, check_bytes, check_raw_problem, get
+from tests.server.responses.world import CHANGED, INTACT, Source
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Request:
         check: raises AssertionError unless a response of status 200 or 304 is right.
         part: what it reads from files; None: nothing.
         body: the right body, of which a response that was cut must be a prefix.
-        refused: (status, slug) of the only right answer, if that is an error.
+        refused: (status, slug) of the only right response, if that is an error.
         admitted: whether it may be refused above the limit, be it good or bad.
         bodiless: whether the response has no body whatever its Content-Length says.
         has_unread_body: whether the request has a body that nobody reads: if all of it has not come when the
@@ -72,7 +72,7 @@ class Request:
     """
 
     data: bytes
-    check: Callable[[RawAnswer], None] = lambda answer: None
+    check: Callable[[RawResponse], None] = lambda response: None
     part: Part | None = None
     body: Callable[[], bytes] = bytes
     refused: tuple[int, str] | None = None
@@ -80,35 +80,35 @@ class Request:
     bodiless: bool = False
     has_unread_body: bool = False
 
-    def verify(self, answer: RawAnswer, phase_before: int) -> str:
+    def verify(self, response: RawResponse, phase_before: int) -> str:
         """Check a response; return what it was, to be counted.
 
         Args:
             phase_before: of the source, when nothing of the request had been sent.
         """
-        if answer.status == 503:
+        if response.status == 503:
             if self.bodiless:
                 return "overloaded"
-            slug = str(check_raw_problem(answer, 503)["type"])
+            slug = str(check_raw_problem(response, 503)["type"])
             if slug == "overloaded":
                 assert self.admitted, "overloaded, but it needs no place"
-                assert int(answer.headers["retry-after"]) >= 1
+                assert int(response.headers["retry-after"]) >= 1
                 return slug
             assert self.refused is None, f"{slug}, but nothing is read for it"
-            assert slug == "corpus-changed", answer.body
+            assert slug == "corpus-changed", response.body
             assert self.part is not None, "corpus-changed, but nothing is read for it"
             assert self.part.source.phase != INTACT, "corpus-changed, but nothing changed"
             assert self.part.reads_last_shard, "corpus-changed, but another shard did"
             return slug
         if self.refused is not None:
-            check_raw_problem(answer, *self.refused)
+            check_raw_problem(response, *self.refused)
             return self.refused[1]
-        assert answer.status in (200, 304), (answer.status, answer.body[:300])
+        assert response.status in (200, 304), (response.status, response.body[:300])
         if self.part is not None and phase_before == CHANGED:
             how = self.part.source.change
             assert not self.part.reads_last_shard, f"answered from a shard that has changed ({how})"
-        self.check(answer)
-        return str(answer.status)
+        self.check(response)
+        return str(response.status)
 
     def verify_cut(self, ended: Ended) -> None:
         """Check a response that the server cut: only a file that changed meanwhile is a reason."""
@@ -127,11 +127,11 @@ def raw(part: Part, checksum: str, *lines: str, **more: object) -> Request:
         array = part.tokens.tobytes()
         return array + xxhash.xxh3_64_digest(array) if checksum == "tail" else array
 
-    def check(answer: RawAnswer) -> None:
-        assert answer.headers["etag"] == part.tag("batches", form)
-        _check_array(answer, part.tokens, part, body())
-        value = {"tail": "xxh3-64=tail", "false": None}.get(checksum, _digest(answer.body))
-        assert answer.headers.get("corpus-checksum") == value
+    def check(response: RawResponse) -> None:
+        assert response.headers["etag"] == part.tag("batches", form)
+        _check_array(response, part.tokens, part, body())
+        value = {"tail": "xxh3-64=tail", "false": None}.get(checksum, _digest(response.body))
+        assert response.headers.get("corpus-checksum") == value
 
     return Request(get("/v1/batches", *lines, **query), check, part, body, admitted=True)
 
@@ -145,10 +145,10 @@ def npy(part: Part, what: str) -> Request:
         np.save(file, array)
         return file.getvalue()
 
-    def check(answer: RawAnswer) -> None:
-        assert answer.headers["etag"] == part.tag(what, "npy")
-        _check_array(answer, array, part, body())
-        assert answer.headers["corpus-checksum"] == _digest(answer.body)
+    def check(response: RawResponse) -> None:
+        assert response.headers["etag"] == part.tag(what, "npy")
+        _check_array(response, array, part, body())
+        assert response.headers["corpus-checksum"] == _digest(response.body)
 
     data = get(f"/v1/{what}", **part.query(), format="npy")
     return Request(data, check, part if what == "batches" else None, body, admitted=True)
@@ -157,11 +157,11 @@ def npy(part: Part, what: str) -> Request:
 def indices(part: Part, checksum: str) -> Request:
     """Ask for raw indices."""
 
-    def check(answer: RawAnswer) -> None:
+    def check(response: RawResponse) -> None:
         array = part.located.tobytes()
         tail = xxhash.xxh3_64_digest(array) if checksum == "tail" else b""
-        assert answer.headers["etag"] == part.tag("indices", "raw+tail" if tail else "raw")
-        _check_array(answer, part.located, part, array + tail)
+        assert response.headers["etag"] == part.tag("indices", "raw+tail" if tail else "raw")
+        _check_array(response, part.located, part, array + tail)
 
     data = get("/v1/indices", **part.query(), format="raw", checksum=checksum)
     return Request(data, check, admitted=True)
@@ -171,9 +171,9 @@ def as_json(part: Part, what: str) -> Request:
     """Ask for tokens or indices as JSON."""
     name, array = ("tokens", part.tokens) if what == "batches" else ("indices", part.located)
 
-    def check(answer: RawAnswer) -> None:
-        assert answer.headers["etag"] == part.tag(what, "json")
-        found = answer.json()
+    def check(response: RawResponse) -> None:
+        assert response.headers["etag"] == part.tag(what, "json")
+        found = response.json()
         assert (found["plan"], found["step"]) == (part.source.plan_id, part.step)
         assert found[name] == array.tolist()
 
@@ -184,7 +184,7 @@ def as_json(part: Part, what: str) -> Request:
 def as_text(part: Part) -> Request:
     """Ask for tokens as text."""
 
-    def check(answer: RawAnswer) -> None:
+    def check(response: RawResponse) -> None:
         lines = []
         for k, (rows, places) in enumerate(zip(part.tokens, part.located.tolist(), strict=True)):
             for row, (tokens, (shard, start)) in enumerate(zip(rows, places, strict=True)):
@@ -194,7 +194,7 @@ def as_text(part: Part) -> Request:
                     f"shard {name}, tokens {start} to {start + len(tokens)} ==="
                 )
                 lines.append(tokens.astype("uint8").tobytes().decode("ascii"))
-        assert answer.body.decode() == "\n".join(lines) + "\n"
+        assert response.body.decode() == "\n".join(lines) + "\n"
 
     return Request(get("/v1/batches", **part.query(), format="text"), check, part, admitted=True)
 
@@ -204,11 +204,11 @@ def conditional(part: Part, other: Part) -> Request:
     unconditional = raw(part, "tail")
     tag = other.tag("batches", "raw+tail")
 
-    def check(answer: RawAnswer) -> None:
+    def check(response: RawResponse) -> None:
         if other == part:
-            assert (answer.status, answer.headers["etag"]) == (304, tag)
+            assert (response.status, response.headers["etag"]) == (304, tag)
         else:
-            unconditional.check(answer)
+            unconditional.check(response)
 
     data = unconditional.data[:-2] + f"If-None-Match: {tag}\r\n\r\n".encode()
     if other == part:
@@ -219,9 +219,9 @@ def conditional(part: Part, other: Part) -> Request:
 def head(part: Part) -> Request:
     """Ask for the headers alone."""
 
-    def check(answer: RawAnswer) -> None:
-        assert (answer.status, int(answer.headers["content-length"])) == (200, part.tokens.nbytes)
-        assert answer.headers["etag"] == part.tag("batches", "raw")
+    def check(response: RawResponse) -> None:
+        assert (response.status, int(response.headers["content-length"])) == (200, part.tokens.nbytes)
+        assert response.headers["etag"] == part.tag("batches", "raw")
 
     data = get("/v1/batches", method="HEAD", **part.query(), format="raw")
     return Request(data, check, admitted=True, bodiless=True)
@@ -240,20 +240,20 @@ def inline(part: Part) -> Request:
         "count": part.count,
     }
 
-    def check(answer: RawAnswer) -> None:
-        assert answer.headers["etag"] == part.tag("batches", "raw")
-        _check_array(answer, part.tokens, part, part.tokens.tobytes())
+    def check(response: RawResponse) -> None:
+        assert response.headers["etag"] == part.tag("batches", "raw")
+        _check_array(response, part.tokens, part, part.tokens.tobytes())
 
     return Request(get("/v1/batches", **spelled), check, part, part.tokens.tobytes, admitted=True)
 
 
-def _check_array(answer: RawAnswer, array: np.ndarray, part: Part, right: bytes) -> None:
-    assert answer.headers["corpus-shape"] == ",".join(map(str, array.shape))
-    assert answer.headers["corpus-dtype"] == array.dtype.name
-    assert answer.headers["corpus-plan"] == part.source.plan_id
+def _check_array(response: RawResponse, array: np.ndarray, part: Part, right: bytes) -> None:
+    assert response.headers["corpus-shape"] == ",".join(map(str, array.shape))
+    assert response.headers["corpus-dtype"] == array.dtype.name
+    assert response.headers["corpus-plan"] == part.source.plan_id
     plan_step = part.source.sampler.timeline.plan_step(part.step)
-    assert answer.headers.get("corpus-plan-step", str(part.step)) == str(plan_step)
-    check_bytes(answer.body, right)
+    assert response.headers.get("corpus-plan-step", str(part.step)) == str(plan_step)
+    check_bytes(response.body, right)
 
 
 def _digest(body: bytes) -> str:

@@ -15,7 +15,7 @@ NUM_TOKENS = 6_000_000
 
 @pytest.fixture(scope="session")
 def big(tmp_path_factory: pytest.TempPathFactory) -> ServedCorpus:
-    """12 MB in two shards; an answer of 150 steps is more than is ever gathered whole."""
+    """12 MB in two shards; a response of 150 steps is more than is ever gathered whole."""
     folder = tmp_path_factory.mktemp("big")
     shards = [some_tokens(NUM_TOKENS // 2, seed=seed) for seed in range(2)]
     for number, tokens in enumerate(shards):

@@ -7,8 +7,7 @@ import itertools
 import random
 from collections import Counter
 
-from tests.raw_http import Ended, RawAnswer, RawConnection, check_raw_problem, get, post
-from tests.server.answers.world import INTACT, STEPS, World
+from tests.raw_http import Ended, RawConnection, RawResponse, check_raw_problem, get, post
 from tests.server.http.asking import (
     Part,
     Request,
@@ -21,6 +20,7 @@ from tests.server.http.asking import (
     npy,
     raw,
 )
+from tests.server.responses.world import INTACT, STEPS, World
 
 LARGE_COUNT = 60
 """Steps in one large response: 31 MB."""
@@ -95,14 +95,14 @@ def bad_request(part: Part, draw: random.Random) -> Request:
 def other_request(world: World, draw: random.Random) -> Request:
     """Return a request that the application answers."""
 
-    def alive(answer: RawAnswer) -> None:
-        assert answer.json() == {"status": "alive"}
+    def alive(response: RawResponse) -> None:
+        assert response.json() == {"status": "alive"}
 
-    def described(answer: RawAnswer) -> None:
-        assert answer.json()["name"] == "one"
+    def described(response: RawResponse) -> None:
+        assert response.json()["name"] == "one"
 
-    def posted(answer: RawAnswer) -> None:
-        assert answer.json()["id"] == world.text.plan_id
+    def posted(response: RawResponse) -> None:
+        assert response.json()["id"] == world.text.plan_id
 
     document = repr(world.text.plan).replace("'", '"').encode()
     chunked = get("/v1/plans", "Transfer-Encoding: chunked", method="POST")
@@ -239,16 +239,16 @@ class Episode:
                 connection.await_some(draw.choice([1, 100, 100_000]))
                 return True
             try:
-                answer = connection.read(bodiless=request.bodiless, pause_seconds=pause, part=part)
+                response = connection.read(bodiless=request.bodiless, pause_seconds=pause, part=part)
             except Ended as ended:
                 # A client that the machine kept waiting looks like one that has stalled.
                 if "its slot was needed" not in self._world.server.log():
                     request.verify_cut(ended)
                 self.counts["cut"] += 1
                 return False
-            self.counts[request.verify(answer, phases[k])] += 1
+            self.counts[request.verify(response, phases[k])] += 1
             self.num_read += 1
-            if request.has_unread_body and answer.headers.get("connection") == "close":
+            if request.has_unread_body and response.headers.get("connection") == "close":
                 assert connection.ended(), "nothing may follow the last response"
                 self.counts["closed over a body"] += 1
                 return False
@@ -262,7 +262,7 @@ class Episode:
             assert connection.ended(), "nothing may follow the last response"
         elif self.way_out == "nonsense":
             refusal = connection.read_or_end()
-            if isinstance(refusal, RawAnswer):
+            if isinstance(refusal, RawResponse):
                 check_raw_problem(refusal, 400)
                 self.counts["nonsense refused"] += 1
             assert connection.ended(), "nothing may follow a refused request"

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.raw_http import Ended
-from tests.server.answers.world import NUM_CHANGED, NUM_REPLACED, World
 from tests.server.http.episodes import MAX_RESPONSE_SECONDS, WAYS_OUT, Episode
+from tests.server.responses.world import NUM_CHANGED, NUM_REPLACED, World
 
 NUM_THREADS = 4
 
@@ -39,7 +39,7 @@ def run_round(seed: int, round_number: int, num_requests: int, *, tls: bool = Fa
     with tempfile.TemporaryDirectory() as folder:
         # By turns: a limit that is met all the time, and one that never is.
         limit = (3, 64)[round_number % 2]
-        world = World.start(Path(folder), draw, max_concurrent_answers=limit, tls=tls)
+        world = World.start(Path(folder), draw, max_concurrent_responses=limit, tls=tls)
         try:
             _run_episodes(world, seed, round_number, num_requests)
             _check_idle(world)

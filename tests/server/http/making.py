@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corpus_server.answers.response import Response
+from corpus_server.responses.response import Response
 
 
 def body(response: Response) -> bytes:

@@ -12,13 +12,13 @@ from http.client import HTTPConnection
 import pytest
 import uvicorn
 
-from corpus_server.answers.tokens import BatchesQuery
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.responses.tokens import BatchesQuery
 from corpus_server.settings import Settings
 from corpus_server.web.app import create_app
 from tests.conftest import ServedCorpus
 from tests.reference import one_source
-from tests.serving import Answer, RunningServer, ask
+from tests.serving import Response, RunningServer, ask
 
 SPELLED = "corpus=web&seq_len=16&batch_size=12"
 MIXED = "corpus=mixed&seq_len=32&batch_size=8&order=sequential&seed=3"
@@ -105,9 +105,9 @@ def plan_id(server: RunningServer, under_uvicorn: tuple[str, int]) -> str:
     return str(posted.json()["id"])
 
 
-def compared(answer: Answer) -> tuple[int, dict[str, str], bytes]:
-    headers = {name.lower(): value for name, value in answer.headers.items()}
-    return answer.status, {name: headers[name] for name in headers.keys() - OWN}, answer.body
+def compared(response: Response) -> tuple[int, dict[str, str], bytes]:
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return response.status, {name: headers[name] for name in headers.keys() - OWN}, response.body
 
 
 OTHERS = ["corpora", "corpora/words", "corpora/web/tokens?count=9&format=raw", "nowhere", "plans/{plan}"]
@@ -119,7 +119,7 @@ OTHERS = ["corpora", "corpora/words", "corpora/web/tokens?count=9&format=raw", "
     [*(f"{route}?{query}" for route in ("batches", "indices") for query in QUERIES), *OTHERS],
     ids=lambda target: target[-60:],
 )
-def test_the_own_server_and_another_answer_alike(
+def test_the_own_server_and_another_response_alike(
     server: RunningServer,
     under_uvicorn: tuple[str, int],
     plan_id: str,

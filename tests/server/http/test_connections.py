@@ -23,7 +23,7 @@ NUM_ROUNDS = -(-int(os.environ.get("CORPUS_FUZZ_REQUESTS", "6000")) // REQUESTS_
 def test_every_response_is_framed_in_order_and_right(round_number: int, tls: bool) -> None:
     """Catalogue row 30."""
     counts = run_round(SEED, round_number, REQUESTS_PER_ROUND, tls=tls)
-    # With room for three answers, slow clients take it all, and thousands are refused in no time.
+    # With room for three responses, slow clients take it all, and thousands are refused in no time.
     assert counts["200"] > REQUESTS_PER_ROUND / (4 if round_number % 2 else 50), counts
     # What never occurred was not tested.
     for what in ("304", "corpus-changed", "invalid-parameter", "unknown-plan") if round_number % 2 else ():

@@ -1,4 +1,4 @@
-"""How token answers leave: checksums at their end, threads and loop by turns, other servers' protocols."""
+"""How token responses leave: checksums at their end, threads and loop by turns, other servers' protocols."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_head_of_a_tail(roomy: RunningServer) -> None:
 @pytest.mark.parametrize("chosen", ["npy", "json"])
 @pytest.mark.parametrize("target", [BATCH, "/v1/corpora/big/tokens?start=7", "/v1/indices" + BATCH[11:]])
 def test_only_raw_arrays_have_tails(roomy: RunningServer, target: str, chosen: str) -> None:
-    answer = roomy.get(f"{target}&checksum=tail&format={chosen}")
-    assert (answer.status, answer.json()["type"]) == (422, "invalid-parameter")
+    response = roomy.get(f"{target}&checksum=tail&format={chosen}")
+    assert (response.status, response.json()["type"]) == (422, "invalid-parameter")
 
 
-def test_an_answer_waits_for_what_the_loop_still_sends(roomy: RunningServer) -> None:
-    """A large JSON answer to a slow reader, and at once a token answer, which a thread would send past it."""
+def test_a_response_waits_for_what_the_loop_still_sends(roomy: RunningServer) -> None:
+    """A large JSON response to a slow reader, and at once one of tokens, which a thread would send past it."""
     targets = [
         BATCH + "&count=4&format=json",
         BATCH,

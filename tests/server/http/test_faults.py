@@ -18,16 +18,16 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from corpus_server.admission.admission import Admission
-from corpus_server.answers.response import Response
-from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.http import connection as connection_module
 from corpus_server.http.connection import Connection
+from corpus_server.responses.response import Response
+from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.work import ClientLeft
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import RawConnection, check_raw_problem, get
-from tests.server.answers.world import with_certificate
+from tests.server.responses.world import with_certificate
 from tests.serving import RunningServer
 
 MIB = 2**20
@@ -42,7 +42,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    config = "[server]\nmax_concurrent_answers = 3\n"
+    config = "[server]\nmax_concurrent_responses = 3\n"
     with RunningServer({"a": corpus}, tmp_path_factory.mktemp("server"), config=config) as running:
         yield running
 
@@ -195,10 +195,10 @@ def test_a_page_of_another_site_cannot_post_a_plan(server: RunningServer, lines:
             connection.send(
                 get("/v1/plans", f"Content-Length: {len(body)}", *lines, *more, method="POST") + body
             )
-            answer = connection.read()
-            assert answer.status == status
+            response = connection.read()
+            assert response.status == status
             if status == 403:
-                check_raw_problem(answer, 403, "forbidden")
+                check_raw_problem(response, 403, "forbidden")
 
 
 @pytest.mark.parametrize("place", ["parsing", "admission", "making", "sending", "the application"])
@@ -224,10 +224,10 @@ def test_an_unforeseen_error_is_answered_and_no_slot_is_lost(
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         target = "/healthz" if place == "the application" else "/v1/batches"
         writer.write(get(target, **SMALL, step=1))
-        answer = await asyncio.wait_for(reader.read(), 20)
+        response = await asyncio.wait_for(reader.read(), 20)
         writer.close()
         server.close()
-        return answer
+        return response
 
     if place in targets:
         owner, name = targets[place]
@@ -242,7 +242,7 @@ def test_an_unforeseen_error_is_answered_and_no_slot_is_lost(
         monkeypatch.setattr(owner, name, fail_once)
     settings = Settings(corpora=(CorpusSpec(name="a", path=corpus),), state_dir=tmp_path)
     with Service.open(settings) as service:
-        answer = asyncio.run(ask(service))
+        response = asyncio.run(ask(service))
         assert not service.admission.slots
-    assert answer.startswith(b"HTTP/1.1 500 ")
-    assert b"internal-error" in answer
+    assert response.startswith(b"HTTP/1.1 500 ")
+    assert b"internal-error" in response

@@ -62,13 +62,13 @@ def test_a_large_plan_keeps_nobody_waiting(server: RunningServer) -> None:
     """Posted, refused, and read from the store by a process that does not know it; catalogue row 31."""
 
     def post() -> None:
-        answer = server.get("/v1/plans", method="POST", body=LARGE)
-        assert answer.status == 200, answer.body[:300]
-        ids.append(answer.json()["id"])
+        response = server.get("/v1/plans", method="POST", body=LARGE)
+        assert response.status == 200, response.body[:300]
+        ids.append(response.json()["id"])
 
     def refuse() -> None:
-        answer = server.get("/v1/plans", method="POST", body=WRONG)
-        check_problem(answer, 422, "invalid-plan", parameter="stages[0].exclude.a")
+        response = server.get("/v1/plans", method="POST", body=WRONG)
+        check_problem(response, 422, "invalid-plan", parameter="stages[0].exclude.a")
 
     def read() -> None:
         assert server.get("/v1/batches", plan=ids[0], step=0).status == 200

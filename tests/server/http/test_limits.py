@@ -1,4 +1,4 @@
-"""Large answers through small memory, stalled readers, and more requests than there is room for."""
+"""Large responses through small memory, stalled readers, and more requests than there is room for."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import xxhash
 from corpus_server.read.reading import PIECE_BYTES
 from tests.conftest import ServedCorpus
 from tests.reference import batch, one_source
-from tests.serving import Answer, RunningServer, host_and_port
+from tests.serving import Response, RunningServer, host_and_port
 
 SEND_TIMEOUT_SECONDS = 1.5
-MAX_ANSWERS = 3
+MAX_RESPONSES = 3
 CONFIG = f"""
 [server]
-max_concurrent_answers = {MAX_ANSWERS}
+max_concurrent_responses = {MAX_RESPONSES}
 send_timeout_seconds = {SEND_TIMEOUT_SECONDS}
 """
 LARGE = {"corpus": "big", "seq_len": 1024, "batch_size": 64, "seed": 3, "step": 10, "count": 150}
@@ -30,27 +30,27 @@ LARGE_TARGET = "/v1/batches?" + "&".join(f"{name}={value}" for name, value in LA
 
 @pytest.fixture(scope="module")
 def tight(big: ServedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with three answers at a time, and little patience."""
+    """A server with three responses at a time, and little patience."""
     with RunningServer({"big": big.path}, tmp_path_factory.mktemp("tight"), config=CONFIG) as running:
         yield running
 
 
 @pytest.mark.parametrize("memory", ["roomy", "tight"])
-def test_a_large_answer_is_the_small_ones_joined(
+def test_a_large_response_is_the_small_ones_joined(
     memory: str, big: ServedCorpus, request: pytest.FixtureRequest
 ) -> None:
     """150 steps at once, 20 MB in pieces, against the steps one by one and the reference."""
     server: RunningServer = request.getfixturevalue(memory)
-    answer = server.get("/v1/batches", **LARGE)
-    assert int(answer.headers["Content-Length"]) == len(answer.body) == 150 * 64 * 1025 * 2 > PIECE_BYTES
-    assert answer.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(answer.body).hexdigest()}"
-    assert server.get("/v1/batches", **LARGE, checksum="false").body == answer.body
+    response = server.get("/v1/batches", **LARGE)
+    assert int(response.headers["Content-Length"]) == len(response.body) == 150 * 64 * 1025 * 2 > PIECE_BYTES
+    assert response.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(response.body).hexdigest()}"
+    assert server.get("/v1/batches", **LARGE, checksum="false").body == response.body
     size = 64 * 1025 * 2
     for k in (0, 1, 57, 149):
         small = server.get("/v1/batches", **{**LARGE, "step": 10 + k, "count": 1})
-        assert small.body == answer.body[k * size : (k + 1) * size]
+        assert small.body == response.body[k * size : (k + 1) * size]
     plan = one_source("big", 1024, 64, seed=3)
-    assert (answer.array()[57] == batch(plan, big.shards, 67)[0]).all()
+    assert (response.array()[57] == batch(plan, big.shards, 67)[0]).all()
 
 
 @pytest.mark.parametrize("memory", ["roomy", "tight"])
@@ -58,14 +58,14 @@ def test_a_large_range_is_the_files_joined(
     memory: str, big: ServedCorpus, request: pytest.FixtureRequest
 ) -> None:
     server: RunningServer = request.getfixturevalue(memory)
-    answer = server.get("/v1/corpora/big/tokens", start=1, count=big.tokens.size - 1, format="npy")
-    assert answer.body[128:] == big.tokens[1:].tobytes()
-    assert answer.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(answer.body).hexdigest()}"
+    response = server.get("/v1/corpora/big/tokens", start=1, count=big.tokens.size - 1, format="npy")
+    assert response.body[128:] == big.tokens[1:].tobytes()
+    assert response.headers["Corpus-Checksum"] == f"xxh3-64={xxhash.xxh3_64(response.body).hexdigest()}"
 
 
 @contextlib.contextmanager
 def stalled_readers(server: RunningServer, count: int) -> Iterator[list[socket.socket]]:
-    """Yield connections that asked for a large answer, saw its head, and read no further."""
+    """Yield connections that asked for a large response, saw its head, and read no further."""
     with contextlib.ExitStack() as opened:
         connections = []
         for _ in range(count):
@@ -89,7 +89,7 @@ def read_to_end(connection: socket.socket) -> int:
     return size
 
 
-def small(server: RunningServer) -> Answer:
+def small(server: RunningServer) -> Response:
     return server.get("/v1/batches", **{**LARGE, "count": 1})
 
 
@@ -108,8 +108,8 @@ def test_a_stalled_reader_is_dropped_and_others_go_on(tight: RunningServer) -> N
     began = time.monotonic()
     with stalled_readers(tight, 1) as (stalled,):
         while time.monotonic() - began < SEND_TIMEOUT_SECONDS + 1:
-            answer = small(tight)
-            assert (answer.status, answer.body) == (200, expected)
+            response = small(tight)
+            assert (response.status, response.body) == (200, expected)
             time.sleep(0.02)
         assert read_to_end(stalled) < 150 * 64 * 1025 * 2
     lines = tight.log().splitlines()
@@ -121,7 +121,7 @@ def test_a_stalled_reader_is_dropped_and_others_go_on(tight: RunningServer) -> N
 
 def test_answers_above_the_limit_are_told_to_come_back(tight: RunningServer) -> None:
     """Catalogue row 21, the refusal; descriptions are still answered, and room comes back."""
-    with stalled_readers(tight, MAX_ANSWERS):
+    with stalled_readers(tight, MAX_RESPONSES):
         began = time.monotonic()
         refused = small(tight)
         assert time.monotonic() - began < SEND_TIMEOUT_SECONDS  # it does not wait for room
@@ -132,16 +132,16 @@ def test_answers_above_the_limit_are_told_to_come_back(tight: RunningServer) -> 
         assert tight.get("/healthz").status == 200
     deadline = time.monotonic() + 10
     while small(tight).status == 503:
-        assert time.monotonic() < deadline, "dropped readers still count as answers"
+        assert time.monotonic() < deadline, "dropped readers still count as responses"
         time.sleep(0.05)
-    assert [tight.get("/v1/batches", **LARGE).status for _ in range(2 * MAX_ANSWERS)] == [200] * 6
+    assert [tight.get("/v1/batches", **LARGE).status for _ in range(2 * MAX_RESPONSES)] == [200] * 6
 
 
-def test_json_and_text_answers_count_too(tight: RunningServer) -> None:
+def test_json_and_text_responses_count_too(tight: RunningServer) -> None:
     """They cost the most memory and time of all."""
-    with stalled_readers(tight, MAX_ANSWERS):
-        answer = tight.get("/v1/batches", **{**LARGE, "count": 1}, format="json")
-        assert (answer.status, answer.json().get("type")) == (503, "overloaded")
+    with stalled_readers(tight, MAX_RESPONSES):
+        response = tight.get("/v1/batches", **{**LARGE, "count": 1}, format="json")
+        assert (response.status, response.json().get("type")) == (503, "overloaded")
 
 
 def test_stalled_readers_cost_little_memory(roomy: RunningServer) -> None:
@@ -158,16 +158,16 @@ def test_stalled_readers_cost_little_memory(roomy: RunningServer) -> None:
 def test_a_reader_that_goes_away_frees_its_place(tight: RunningServer) -> None:
     """At once, not only when its time is over."""
     for _ in range(4):
-        with stalled_readers(tight, MAX_ANSWERS):
-            assert tight.active_requests() == MAX_ANSWERS
+        with stalled_readers(tight, MAX_RESPONSES):
+            assert tight.active_requests() == MAX_RESPONSES
         tight.wait_until_idle(SEND_TIMEOUT_SECONDS / 2)
 
 
-def test_an_answer_above_the_limit_of_the_server_is_refused(tmp_path: Path, big: ServedCorpus) -> None:
-    with RunningServer({"big": big.path}, tmp_path, arguments=["--max-answer-bytes", "131200"]) as server:
+def test_a_response_above_the_limit_of_the_server_is_refused(tmp_path: Path, big: ServedCorpus) -> None:
+    with RunningServer({"big": big.path}, tmp_path, arguments=["--max-response-bytes", "131200"]) as server:
         exact = {"corpus": "big", "seq_len": 1024, "batch_size": 64, "step": 0}
         assert len(server.get("/v1/batches", **exact).body) == 131_200
         refused = server.get("/v1/batches", **{**exact, "seq_len": 1025}).json()
-        assert (refused["type"], refused["received"]) == ("answer-too-large", 131_328)
+        assert (refused["type"], refused["received"]) == ("response-too-large", 131_328)
         assert server.get("/v1/corpora/big/tokens", count=65_600).status == 200
         assert server.get("/v1/corpora/big/tokens", count=65_601).status == 422

@@ -18,7 +18,7 @@ import xxhash
 
 from corpus_server.plan import Plan, Sampler
 from tests.corpora import some_tokens, write_raw
-from tests.raw_http import RawAnswer, RawConnection, check_bytes, check_raw_problem, get, post
+from tests.raw_http import RawConnection, RawResponse, check_bytes, check_raw_problem, get, post
 from tests.reference import one_source
 from tests.serving import RunningServer
 
@@ -28,7 +28,7 @@ LARGE_STEPS = 110
 """Steps in one large response: 57.7 MB, far more than a socket holds."""
 
 TOKENS = {"small": 200_000, "other": 200_000, "large": 30_000_000}
-MAX_ANSWERS = 2
+MAX_RESPONSES = 2
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Source:
         query = {"plan": self.plan_id, "step": step, "count": count, "format": "raw", "checksum": "tail"}
         return get("/v1/batches", *lines, **{**query, **more})
 
-    def check(self, answer: RawAnswer, step: int, count: int = 1) -> None:
+    def check(self, response: RawResponse, step: int, count: int = 1) -> None:
         """Check that a response is the one to `request` of the same arguments."""
-        assert answer.status == 200, answer.body[:300]
-        assert answer.headers["etag"] == f'"{self.plan_id}.batches.{step}.{count}.0.1.raw+tail"'
+        assert response.status == 200, response.body[:300]
+        assert response.headers["etag"] == f'"{self.plan_id}.batches.{step}.{count}.0.1.raw+tail"'
         right = self.batch(step, count)
-        check_bytes(answer.body, right + xxhash.xxh3_64_digest(right))
+        check_bytes(response.body, right + xxhash.xxh3_64_digest(right))
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ def start(tmp_path: Path, large_tokens: np.ndarray) -> Iterator[Start]:
             for name, own in tokens.items():
                 shape = LARGE if name == "large" else SMALL
                 document = one_source(name, shape["seq_len"], shape["batch_size"], order=shape["order"])
-                answer = server.post_plan(document).json()
-                sampler = Sampler(Plan.from_json(answer["plan"]), {name: [len(own)]})
-                sources[name] = Source(paths[name], own, answer["id"], sampler, shape["seq_len"])
+                response = server.post_plan(document).json()
+                sampler = Sampler(Plan.from_json(response["plan"]), {name: [len(own)]})
+                sources[name] = Source(paths[name], own, response["id"], sampler, shape["seq_len"])
             return Running(server, **sources)
 
         yield make
@@ -153,7 +153,7 @@ def test_a_failing_request_before_a_large_one_keeps_the_order(
 
 def test_requests_over_the_limit_keep_the_order(start: Start) -> None:
     """Whoever is refused gets a 503 in its turn, whatever is pipelined around it."""
-    running = start(max_concurrent_answers=MAX_ANSWERS)
+    running = start(max_concurrent_responses=MAX_RESPONSES)
     statuses: Counter[int] = Counter()
 
     def ask(seed: int) -> None:
@@ -170,13 +170,13 @@ def test_requests_over_the_limit_keep_the_order(start: Start) -> None:
                 for k, (source, step, count) in enumerate(wanted):
                     if k == max(cut - 1, 0):  # while the last response of these is under way
                         connection.send(*(each.request(*more) for each, *more in wanted[cut:]))
-                    answer = connection.read()
-                    statuses[answer.status] += 1
-                    if answer.status == 503:
-                        check_raw_problem(answer, 503, "overloaded")
-                        assert int(answer.headers["retry-after"]) >= 1
+                    response = connection.read()
+                    statuses[response.status] += 1
+                    if response.status == 503:
+                        check_raw_problem(response, 503, "overloaded")
+                        assert int(response.headers["retry-after"]) >= 1
                     else:
-                        source.check(answer, step, count)
+                        source.check(response, step, count)
 
     with RawConnection(running.server) as connection:
         running.learn(connection)
@@ -215,7 +215,7 @@ def test_a_request_handed_to_the_application_waits_its_turn(shared: Running, num
         shared.other.check(connection.read(), 8)
 
 
-def test_nonsense_in_a_body_never_comes_into_an_answer_of_the_application(shared: Running) -> None:
+def test_nonsense_in_a_body_never_comes_into_a_response_of_the_application(shared: Running) -> None:
     """The response is under way before the request has ended: it is too late for a 400."""
     query = {"start": 0, "count": TOKENS["large"], "format": "raw"}
     with RawConnection(shared.server, receive_buffer=65536) as connection:
@@ -241,7 +241,7 @@ def test_connection_close_is_honoured_and_said(shared: Running) -> None:
 
 def test_a_thousand_short_responses_in_a_row(start: Start) -> None:
     """Requests that are answered at once, sent together: no depth of calls may grow with their number."""
-    running = start(max_concurrent_answers=1, send_timeout_seconds=60)
+    running = start(max_concurrent_responses=1, send_timeout_seconds=60)
     small, count = running.small, 1000
     tag = f'If-None-Match: "{small.plan_id}.batches.3.1.0.1.raw+tail"'
     for request, statuses, is_full in (

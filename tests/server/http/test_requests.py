@@ -12,7 +12,7 @@ import xxhash
 
 from corpus_server.admission.request import MAX_HEAD_BYTES
 from tests.corpora import some_tokens, write_raw
-from tests.raw_http import Ended, RawAnswer, RawConnection, check_raw_problem, get
+from tests.raw_http import Ended, RawConnection, RawResponse, check_raw_problem, get
 from tests.reference import batch, one_source
 from tests.serving import RunningServer
 
@@ -41,7 +41,7 @@ def right(step: int, count: int = 1) -> bytes:
     return array + xxhash.xxh3_64_digest(array)
 
 
-def ask(server: RunningServer, request: bytes) -> RawAnswer:
+def ask(server: RunningServer, request: bytes) -> RawResponse:
     """Send a request over a connection of its own; also what is more than a socket takes."""
     with RawConnection(server, timeout=10) as connection:
 
@@ -98,23 +98,23 @@ def test_no_spelling_gets_another_meaning_the_second_time(
     found: dict[int, set[tuple[int, str | None, bytes]]] = {3: set(), 7: set()}
     for step in (3, 7, 3):
         request = f"{line.format(p=plan_id, k=KNOWN, s=step)}\r\nHost: x\r\n\r\n".encode("latin-1")
-        answer = ask(server, request)
-        if answer.status == 200:
-            tag = answer.headers["etag"].split(".")
-            assert answer.body == right(int(tag[2]), int(tag[3]))
+        response = ask(server, request)
+        if response.status == 200:
+            tag = response.headers["etag"].split(".")
+            assert response.body == right(int(tag[2]), int(tag[3]))
         else:
-            assert 400 <= answer.status < 500, answer
-            check_raw_problem(answer, answer.status)
-        if answer.status == 200:
-            said = answer.body
-        else:  # each answer names its own request
-            said = answer.body.replace(answer.headers["x-request-id"].encode(), b"")
-        found[step].add((answer.status, answer.headers.get("etag"), said))
-    for step, answers in found.items():
-        assert len(answers) == 1, (step, [each[:2] for each in answers])
-        ((got, tag, _),) = answers
+            assert 400 <= response.status < 500, response
+            check_raw_problem(response, response.status)
+        if response.status == 200:
+            said = response.body
+        else:  # each response names its own request
+            said = response.body.replace(response.headers["x-request-id"].encode(), b"")
+        found[step].add((response.status, response.headers.get("etag"), said))
+    for step, responses in found.items():
+        assert len(responses) == 1, (step, [each[:2] for each in responses])
+        ((got, tag, _),) = responses
         if status is not None:
-            assert got == status, answers
+            assert got == status, responses
         if status == 200:
             assert tag == f'"{plan_id}.batches.{step}.1.0.1.raw+tail"'
 
@@ -137,11 +137,11 @@ def test_http_1_0_needs_no_host_and_closes(server: RunningServer, target: str, l
     for _ in range(2):
         with RawConnection(server) as connection:
             connection.send(get(target, *lines, version="1.0", host=False))
-            answer = connection.read()
-            assert answer.status == 200
+            response = connection.read()
+            assert response.status == 200
             if "batches" in target:
-                assert xxhash.xxh3_64_digest(answer.body[:-8]) == answer.body[-8:]
-            if answer.headers.get("connection", "close").lower() != "keep-alive":
+                assert xxhash.xxh3_64_digest(response.body[:-8]) == response.body[-8:]
+            if response.headers.get("connection", "close").lower() != "keep-alive":
                 assert connection.ended()
 
 
@@ -168,10 +168,10 @@ def test_what_is_no_http_is_refused_by_a_problem_document(
             connection.send(get(path))
             assert connection.read().status == 200
         connection.send(NO_HTTP[nonsense])
-        answer = connection.read()
-        assert answer.status in (400, 501, 505), answer
-        check_raw_problem(answer, answer.status)
-        assert answer.headers["connection"].lower() == "close"
+        response = connection.read()
+        assert response.status in (400, 501, 505), response
+        check_raw_problem(response, response.status)
+        assert response.headers["connection"].lower() == "close"
         assert connection.ended()
 
 
@@ -204,10 +204,10 @@ def test_the_limit_of_a_head_is_exact(
             connection.send(get(target) * before + whole)
             for _ in range(before):
                 assert connection.read().status == 200
-            answer = connection.read()
-            assert answer.status == status
+            response = connection.read()
+            assert response.status == status
             if status != 200:
-                check_raw_problem(answer, status, "head-too-large")
+                check_raw_problem(response, status, "head-too-large")
 
 
 def test_a_head_that_has_as_many_bytes_as_it_may_and_no_end_gets_431(server: RunningServer) -> None:
@@ -230,16 +230,16 @@ def test_broken_chunks_are_refused(server: RunningServer, plan_id: str, chunks: 
     path = "/v1/plans" if method == "POST" else f"/v1/batches?plan={plan_id}&{KNOWN}&step=3"
     with RawConnection(server, timeout=10) as connection:
         connection.send(get(path, "Transfer-Encoding: chunked", method=method) + chunks)
-        answer = connection.read()
+        response = connection.read()
         # A route that needs no body may have answered before the chunks came.
-        if method == "GET" and answer.status == 200:
-            assert answer.body == right(3)
+        if method == "GET" and response.status == 200:
+            assert response.body == right(3)
             found = connection.read_or_end()
             if isinstance(found, Ended):
                 assert not found.head
                 return
-            answer = found
-        check_raw_problem(answer, 400)
+            response = found
+        check_raw_problem(response, 400)
         assert connection.ended()
 
 
@@ -257,9 +257,9 @@ def test_a_body_is_never_taken_for_a_request(server: RunningServer, plan_id: str
     ):
         with RawConnection(server) as connection:
             connection.send(*parts)
-            answer = connection.read()
-            assert answer.body == right(step, count)
-            if "connection" not in answer.headers:
+            response = connection.read()
+            assert response.body == right(step, count)
+            if "connection" not in response.headers:
                 assert connection.read().body == right(step + 1, count)
                 connection.send(get("/healthz", "Connection: close"))
                 assert connection.read().json() == {"status": "alive"}
@@ -270,10 +270,10 @@ def test_a_body_is_never_taken_for_a_request(server: RunningServer, plan_id: str
 def test_an_upgrade_is_not_taken(server: RunningServer, target: str, protocol: str) -> None:
     """RFC 9110, 7.8: a server may ignore it, and answers the request as it is."""
     lines = ["Connection: Upgrade", f"Upgrade: {protocol}"]
-    answer = ask(server, get(target, *lines))
-    if answer.status != 200:
-        check_raw_problem(answer, answer.status)
-    assert answer.status in (200, 400, 426)
+    response = ask(server, get(target, *lines))
+    if response.status != 200:
+        check_raw_problem(response, response.status)
+    assert response.status in (200, 400, 426)
 
 
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/plans"])
@@ -287,9 +287,9 @@ def test_an_upgrade_does_not_hide_a_body_in_chunks(server: RunningServer, plan_i
         request = get(path, *lines).replace(b"GET", b"POST", 1)
     with RawConnection(server) as connection:
         connection.send(request + body + get("/healthz"))
-        answer = connection.read()
-        assert answer.status == 200
-        assert answer.json()["id"] == plan_id if path == "/v1/plans" else answer.body == right(3)
+        response = connection.read()
+        assert response.status == 200
+        assert response.json()["id"] == plan_id if path == "/v1/plans" else response.body == right(3)
         assert connection.read().json() == {"status": "alive"}
 
 

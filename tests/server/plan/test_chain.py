@@ -1,4 +1,4 @@
-"""Plans that continue others: the rows, and every answer, of one document with all the stages."""
+"""Plans that continue others: the rows, and every response, of one document with all the stages."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_a_truncated_file_is_an_error_and_never_a_signal(
 
 
 def test_a_selection_keeps_few_bytes_of_a_window(shards: list[Shard]) -> None:
-    """An answer to a reader that takes nothing any more keeps it."""
+    """A response to a reader that takes nothing any more keeps it."""
     gatherer = Gatherer(shards[:1])
     locations = np.zeros((100_000, 2), np.int64)
     gatherer.select(locations[:1], 9, UINT16)

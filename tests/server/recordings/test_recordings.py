@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus_server.errors import AnswerTooLarge, ReadFailed, UnknownRecording
+from corpus_server.errors import ReadFailed, ResponseTooLarge, UnknownRecording
 from corpus_server.recordings import Recordings, find_spikes, losses, open_recording, sum_losses
 from corpus_server.work import Budget, Limits
 from tests.recorded import Record, write_part
@@ -111,7 +111,7 @@ def test_too_many_rows_are_sampled_by_rank_and_refused_beyond(tmp_path: Path) ->
         assert sum_of.ranks_apart == 1
     with (
         mock.patch.object(losses, "SAMPLED_ROWS", 1),
-        pytest.raises(AnswerTooLarge, match="at most 9 rows, this one would take 10"),
+        pytest.raises(ResponseTooLarge, match="at most 9 rows, this one would take 10"),
     ):
         sum_losses(recording, 0, 10, 5, Budget(Limits(rows=9)))
 

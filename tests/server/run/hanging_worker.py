@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from corpus_server.answers.service import Service
+from corpus_server.responses.service import Service
 from corpus_server.run import template, worker
 
 begin = worker.start_tracing

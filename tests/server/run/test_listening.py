@@ -54,7 +54,7 @@ def test_only_the_unix_socket_and_it_is_gone_at_exit(
 def test_a_port_beside_the_unix_socket(
     corpora: dict[str, ServedCorpus], path: Path, tmp_path: Path, workers: int
 ) -> None:
-    """Both give the same answers; SIGTERM leaves nothing behind with several workers either."""
+    """Both give the same responses; SIGTERM leaves nothing behind with several workers either."""
     paths = {"web": corpora["web"].path}
     with RunningServer(paths, tmp_path, workers=workers, arguments=["--uds", str(path)]) as server:
         beside = RunningServer(paths, tmp_path, uds=path)  # to ask by; never started

@@ -12,7 +12,7 @@ import pytest
 
 from tests.corpora import some_tokens, write_raw
 from tests.server.run.test_supervisor import Load
-from tests.serving import Answer, RunningServer, check_problem, wait_until
+from tests.serving import Response, RunningServer, check_problem, wait_until
 
 PLAN = {"seq_len": 16, "stages": [{"global_batch_size": 8, "mixture": {"web": 1}}]}
 
@@ -38,7 +38,7 @@ class Site:
         os.kill(self.server.pid, signal.SIGHUP)
         wait_until(lambda: self.server.log().count(said) > before, f"{said} in\n{self.server.log()}")
 
-    def batch(self, plan: str, step: int = 3) -> Answer:
+    def batch(self, plan: str, step: int = 3) -> Response:
         return self.server.get("/v1/batches", plan=plan, step=step)
 
     def corpora(self) -> list[str]:
@@ -130,10 +130,10 @@ def test_a_mistake_changes_nothing_and_is_one_line(site: Site) -> None:
 def test_other_settings_count_from_the_new_workers_on(site: Site) -> None:
     target = {"corpus": "web", "seq_len": 16, "batch_size": 8, "step": 1}
     assert site.server.get("/v1/batches", **target).status == 200
-    site.reload(site.text({"web": "web.bin"}, "max_answer_bytes = 100"), "were replaced")
+    site.reload(site.text({"web": "web.bin"}, "max_response_bytes = 100"), "were replaced")
     wait_until(lambda: len(site.server.worker_pids()) == 2, "an old worker is left")
     refused = [site.server.get("/v1/batches", **target) for _ in range(4)]
-    assert {answer.status for answer in refused} == {422}
+    assert {response.status for response in refused} == {422}
     for pid in site.server.worker_pids():  # also those of workers that die later
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: site.server.log().count(" is ready\n") >= 6, "no new workers")
@@ -149,4 +149,4 @@ def test_new_shards_that_a_pattern_matches_are_taken_up(tmp_path: Path) -> None:
         assert server.get("/v1/corpora/web").json()["num_tokens"] == 5000
         os.kill(server.pid, signal.SIGHUP)
         wait_until(lambda: "were replaced" in server.log(), server.log)
-        wait_until(lambda: server.get("/v1/corpora/web").json()["num_tokens"] == 10_000, "an old answer")
+        wait_until(lambda: server.get("/v1/corpora/web").json()["num_tokens"] == 10_000, "an old response")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from corpus_server.answers.requests import MAX_LINES
+from corpus_server.responses.requests import MAX_LINES
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import RawConnection

@@ -38,7 +38,7 @@ class Load:
 
     Attributes:
         failures: what went wrong, as text.
-        gap: longest time in seconds without an answer.
+        gap: longest time in seconds without a response.
     """
 
     def __init__(self, server: RunningServer, *, pauses: tuple[float, ...] = (0.0, 0.003, 0.02, 0.3)) -> None:
@@ -68,8 +68,8 @@ class Load:
             while not self._over.wait(pause):
                 number += 1
                 try:
-                    answer = ask(connection, TARGETS[number % len(TARGETS)])
-                    assert answer.status == 200, answer
+                    response = ask(connection, TARGETS[number % len(TARGETS)])
+                    assert response.status == 200, response
                 except (OSError, http.client.HTTPException, AssertionError) as error:
                     self.failures.append(f"request {number} with pauses of {pause} s: {error!r}")
                     connection.close()
@@ -252,7 +252,7 @@ def test_workers_do_not_outlive_their_supervisor(web: dict[str, Path], tmp_path:
 
 @contextmanager
 def stubborn_clients(server: RunningServer) -> Iterator[None]:
-    """A head that is half sent, an idle connection, and a reader that takes nothing of a large answer."""
+    """A head that is half sent, an idle connection, and a reader that takes nothing of a large response."""
     with ExitStack() as stack:
         for sent in (
             b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Half",
@@ -306,14 +306,14 @@ def test_sigterm_says_so_before_it_stops_to_answer(web: dict[str, Path], tmp_pat
         wait_until(lambda: server.get("/readyz").status == 503, "readiness did not change")
         assert "shutting down" in server.get("/readyz").json()["detail"]
         for target in TARGETS:
-            answer = server.get(target)
-            assert (answer.status, answer.headers["Connection"]) == (200, "close")
+            response = server.get(target)
+            assert (response.status, response.headers["Connection"]) == (200, "close")
         assert ask(kept, TARGETS[0]).headers["Connection"] == "close"
         assert server.stop() == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_connection_that_a_server_takes_before_it_ends_gets_an_answer(
+def test_every_connection_that_a_server_takes_before_it_ends_gets_a_response(
     web: dict[str, Path], tmp_path: Path, workers: int
 ) -> None:
     """Clients that connect anew for each request, all the time, are answered or find the port closed."""
@@ -346,7 +346,7 @@ def test_every_connection_that_a_server_takes_before_it_ends_gets_an_answer(
     assert (cut, answered[0] > 20, refused.is_set()) == ([], True, True)
 
 
-def test_an_answer_in_flight_completes_at_sigterm(large: dict[str, Path], tmp_path: Path) -> None:
+def test_a_response_in_flight_completes_at_sigterm(large: dict[str, Path], tmp_path: Path) -> None:
     with (
         RunningServer(large, tmp_path, arguments=["--drain-seconds", "0"]) as server,
         contextlib.closing(server.connect()) as connection,

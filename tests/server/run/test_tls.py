@@ -74,8 +74,8 @@ def test_the_same_bytes_come_under_tls(authority: Authority, tmp_path: Path) -> 
         context = ssl.create_default_context(cafile=str(authority.certificate))
         with contextlib.closing(connect(server, context)) as connection:
             for _ in range(5):
-                answer = ask(connection, BATCH)
-                assert (answer.status, answer.body) == (200, expected)
+                response = ask(connection, BATCH)
+                assert (response.status, response.body) == (200, expected)
         plain = http.client.HTTPConnection("127.0.0.1", port(server), timeout=20)
         with contextlib.closing(plain), pytest.raises((http.client.HTTPException, ConnectionError)):
             ask(plain, BATCH)

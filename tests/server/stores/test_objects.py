@@ -30,7 +30,7 @@ def opened(server: WebServer) -> tuple[Store, StoreObject]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    ("response", "error"),
     [
         ({}, None),
         ({"range": (1, 5)}, StoreFailed),
@@ -44,7 +44,7 @@ def opened(server: WebServer) -> tuple[Store, StoreObject]:
 def test_only_the_range_of_the_version_is_taken(
     server: WebServer,
     monkeypatch: pytest.MonkeyPatch,
-    answer: dict[str, object],
+    response: dict[str, object],
     error: type[Exception] | None,
 ) -> None:
     """Whatever obstore lets through, and of a version that the store was asked for by name, too."""
@@ -59,10 +59,10 @@ def test_only_the_range_of_the_version_is_taken(
             "size": what.size_bytes,
             "e_tag": what.etag,
             "last_modified": modified,
-            **answer,
+            **response,
         }
-        content = answer.get("content", b"abcd")
-        return SimpleNamespace(meta=meta, range=answer.get("range", (0, 4)), bytes=lambda: content)
+        content = response.get("content", b"abcd")
+        return SimpleNamespace(meta=meta, range=response.get("range", (0, 4)), bytes=lambda: content)
 
     monkeypatch.setattr(store._obstore, "get", get)
     if error is None:

@@ -19,7 +19,7 @@ from corpus_server.corpus.index import index
 from tests import stores
 from tests.corpora import some_tokens, spec
 from tests.metadata import write_metadata
-from tests.serving import Answer, RunningServer, check_problem
+from tests.serving import Response, RunningServer, check_problem
 from tests.stores import Faults, WebServer
 
 Bucket = Callable[[Mapping[str, bytes]], str]
@@ -72,7 +72,7 @@ def web() -> Iterator[WebServer]:
         yield running
 
 
-def first_batch(server: RunningServer, step: int = 0) -> Answer:
+def first_batch(server: RunningServer, step: int = 0) -> Response:
     return server.get("/v1/batches", corpus="web", seq_len=99, batch_size=8, order="sequential", step=step)
 
 
@@ -169,8 +169,8 @@ def test_the_shards_of_the_next_steps_are_listed_and_staged(tmp_path: Path, buck
 def test_a_loss_mask_is_staged_with_its_shard(tmp_path: Path, web: WebServer) -> None:
     web.files["/web.bin.mask.npy"] = bytes(SHARD_TOKENS)
     with start(f"{web.url}/web.bin", tmp_path / "a") as server:
-        answer = first_batch(server)
-        assert (answer.status, answer.body) == (200, expected(web))
+        response = first_batch(server)
+        assert (response.status, response.body) == (200, expected(web))
         copies = (tmp_path / "cache" / "shards").glob("*/tokens")
         assert sorted(copy.stat().st_size for copy in copies) == [SHARD_TOKENS, SHARD_BYTES]
 
@@ -192,8 +192,8 @@ def test_where_rows_lie_is_told_without_staging_and_their_masks_with_it(
             ("sources", bytes(16), 0),
             ("loss_mask", (bytes([1, 0] * 50) + bytes([0, 1] * 50)) * 4, 2),
         ):
-            answer = server.get("/v1/indices", **rows, **{"with": names})
-            assert (answer.status, answer.body[128:]) == (200, beside)
+            response = server.get("/v1/indices", **rows, **{"with": names})
+            assert (response.status, response.body[128:]) == (200, beside)
             assert len(list((tmp_path / "cache" / "shards").glob("*/tokens"))) == num_copies
 
 
@@ -208,7 +208,7 @@ def test_full_shuffle_is_refused_with_the_arithmetic(tmp_path: Path, bucket: Buc
         assert "group_blocks" in problem["remedy"]
         bounded = server.post_plan(document()).json()["id"]
         many = server.get("/v1/batches", plan=bounded, step=0, count=400)
-        check_problem(many, 422, "answer-too-large", parameter="count")
+        check_problem(many, 422, "response-too-large", parameter="count")
         # Where nothing is read, nothing is refused.
         assert server.get("/v1/indices", plan=plan, step=0).status == 200
         wide = {"shuffle": {"block_windows": SHARD_WINDOWS, "group_blocks": 3}}
@@ -223,8 +223,8 @@ def test_a_request_that_would_wait_too_long_is_told_when_to_come_again(
         web.fault = Faults(stores.after(8.0))
         began = time.monotonic()
         # All slots of gather threads: whoever waits holds none.
-        answers: list[Answer] = []
-        asking = [threading.Thread(target=lambda: answers.append(first_batch(server))) for _ in range(8)]
+        responses: list[Response] = []
+        asking = [threading.Thread(target=lambda: responses.append(first_batch(server))) for _ in range(8)]
         for thread in asking:
             thread.start()
         time.sleep(0.5)
@@ -232,9 +232,9 @@ def test_a_request_that_would_wait_too_long_is_told_when_to_come_again(
         assert time.monotonic() - began < 2.5
         for thread in asking:
             thread.join()
-        for answer in answers:
-            check_problem(answer, 503, "not-staged")
-            assert 1 <= int(answer.headers["Retry-After"]) <= 60
+        for response in responses:
+            check_problem(response, 503, "not-staged")
+            assert 1 <= int(response.headers["Retry-After"]) <= 60
         assert time.monotonic() - began < 7
         assert "never retrieved" not in server.log()
 
@@ -243,17 +243,17 @@ def test_a_request_that_would_wait_too_long_is_told_when_to_come_again(
 def test_a_store_that_fails_gives_errors_and_never_tokens(tmp_path: Path, web: WebServer, name: str) -> None:
     with start(f"{web.url}/web.bin", tmp_path / "a") as server:
         web.fault = Faults(getattr(stores, name))
-        answer = first_batch(server)
-        problem = check_problem(answer, 503, "corpus-changed" if name == "changed" else "store-failed")
+        response = first_batch(server)
+        problem = check_problem(response, 503, "corpus-changed" if name == "changed" else "store-failed")
         assert "web.bin" in problem["detail"]
         assert name not in ("expired", "forbidden") or "credentials" in problem["remedy"]
         assert [each for each in files_of(tmp_path / "cache") if each.startswith("shards")] == []
         web.fault = lambda path, reply: None
         deadline = time.monotonic() + 20
-        while (answer := first_batch(server)).status != 200:
+        while (response := first_batch(server)).status != 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert answer.body == expected(web)
+        assert response.body == expected(web)
 
 
 def test_a_copy_in_the_cache_that_changes_is_staged_anew(tmp_path: Path, web: WebServer) -> None:
@@ -262,8 +262,8 @@ def test_a_copy_in_the_cache_that_changes_is_staged_anew(tmp_path: Path, web: We
         (copy,) = (tmp_path / "cache" / "shards").glob("*/tokens")
         with copy.open("r+b") as file:
             file.write(bytes(100))
-        answer = first_batch(server)
-        assert (answer.status, answer.body) == (200, expected(web))
+        response = first_batch(server)
+        assert (response.status, response.body) == (200, expected(web))
 
 
 def test_a_server_killed_while_it_stages_leaves_nothing(tmp_path: Path, web: WebServer) -> None:
@@ -296,16 +296,16 @@ def test_two_servers_share_a_cache(tmp_path: Path, web: WebServer) -> None:
     ):
         web.gets.clear()
         web.fault = Faults(stores.after(1.0))
-        answers: list[Answer] = []
+        responses: list[Response] = []
         asking = [
-            threading.Thread(target=lambda each=each: answers.append(first_batch(each)))
+            threading.Thread(target=lambda each=each: responses.append(first_batch(each)))
             for each in (one, two)
         ]
         for thread in asking:
             thread.start()
         for thread in asking:
             thread.join()
-        assert [answer.body for answer in answers] == [expected(web)] * 2
+        assert [response.body for response in responses] == [expected(web)] * 2
         assert len(web.gets) == 1
 
 

@@ -44,8 +44,8 @@ INTEGERS = ("step", "count", "rank", "world_size", "seq_len", "batch_size", "see
 def test_what_is_no_integer_in_range_is_refused(server: RunningServer, parameter: str) -> None:
     """Catalogue row 25: boolean, NaN, negative, huge; each names the parameter, the value and the range."""
     for value in NO_INTEGERS:
-        answer = server.get("/v1/batches", **{**STEP, parameter: value})
-        document = check_problem(answer, 422, "invalid-parameter", parameter=parameter)
+        response = server.get("/v1/batches", **{**STEP, parameter: value})
+        document = check_problem(response, 422, "invalid-parameter", parameter=parameter)
         assert document["detail"].startswith(f"{parameter} must be an integer in [")
         assert document["received"].removesuffix("...") == value[:200]
         assert document["accepted"].startswith("an integer in [")
@@ -54,8 +54,8 @@ def test_what_is_no_integer_in_range_is_refused(server: RunningServer, parameter
 @pytest.mark.parametrize("parameter", ["start", "count"])
 def test_a_range_is_checked_likewise(server: RunningServer, parameter: str) -> None:
     for value in NO_INTEGERS:
-        answer = server.get("/v1/corpora/web/tokens", **{parameter: value})
-        check_problem(answer, 422, "invalid-parameter", parameter=parameter)
+        response = server.get("/v1/corpora/web/tokens", **{parameter: value})
+        check_problem(response, 422, "invalid-parameter", parameter=parameter)
 
 
 def private_bytes(server: RunningServer) -> int:
@@ -86,13 +86,13 @@ def test_a_huge_product_is_refused_before_it_is_allocated(
     """Catalogue row 25: each factor is in range, together they are petabytes."""
     before = private_bytes(sparse)
     for _ in range(5):
-        answer = sparse.get(f"/v1/{route}", **query)
+        response = sparse.get(f"/v1/{route}", **query)
         if route == "indices" and query["batch_size"] == 32:
-            assert answer.status == 200
+            assert response.status == 200
         elif route == "indices" and query.get("format") == "text":
-            check_problem(answer, 422, answer.json()["type"])
+            check_problem(response, 422, response.json()["type"])
         else:
-            document = check_problem(answer, 422, "answer-too-large", parameter="count")
+            document = check_problem(response, 422, "response-too-large", parameter="count")
             limit = 2**26 if "bytes" in document["accepted"] else 2**20
             assert document["accepted"].startswith(f"at most {limit} ")
             assert document["received"] > limit
@@ -138,9 +138,9 @@ def test_names_that_are_not_served_are_not_found(
     """Catalogue row 26: traversal, NUL, look-alikes; and nothing but the served files is ever open."""
     for name in NAMES:
         for spelled in (quote(name, safe=""), quote(name, safe="/.")):
-            answer = server.get(f"/v1/corpora/{spelled}{suffix}")
-            assert answer.status == 404, spelled
-            check_problem(answer, 404, answer.json()["type"])
+            response = server.get(f"/v1/corpora/{spelled}{suffix}")
+            assert response.status == 404, spelled
+            check_problem(response, 404, response.json()["type"])
     allowed = [corpora["web"].path.parent, server.folder]
     for pid in server.worker_pids():
         opened = [Path(file.path) for file in psutil.Process(pid).open_files()]
@@ -187,6 +187,6 @@ def test_odd_bytes_in_a_target_end_in_a_4xx(server: RunningServer, target: bytes
 
 
 def test_what_is_echoed_is_short(server: RunningServer) -> None:
-    answer = server.get("/v1/batches", **{**STEP, "corpus": "x" * 100, "order": "y" * 5000})
-    assert len(answer.body) < 1500
-    assert json.loads(answer.body)["received"] == "y" * 200 + "..."
+    response = server.get("/v1/batches", **{**STEP, "corpus": "x" * 100, "order": "y" * 5000})
+    assert len(response.body) < 1500
+    assert json.loads(response.body)["received"] == "y" * 200 + "..."

@@ -116,10 +116,10 @@ def test_a_post_asks_for_a_token_before_it_reads_the_body(server: RunningServer)
 def test_a_valid_token_gets_the_same_bytes_whatever_else_it_expects(
     server: RunningServer, tokens: Tokens, name: str
 ) -> None:
-    answer = server.get("/v1/batches", **STEP, corpus="web", headers=tokens.header(name))
+    response = server.get("/v1/batches", **STEP, corpus="web", headers=tokens.header(name))
     other = server.get("/v1/batches", **STEP, corpus="web", headers={**tokens.header(name), "Expect": "x"})
-    assert (answer.status, other.status) == (200, 200)
-    assert answer.body == other.body
+    assert (response.status, other.status) == (200, 200)
+    assert response.body == other.body
 
 
 READS_CODE = [
@@ -156,12 +156,12 @@ def test_a_corpus_that_does_not_exist_looks_like_one_that_may_not_be_read(
         "/v1/batches?corpus={}&seq_len=4&batch_size=1&step=0",
     ):
         refused = [server.get(route.format(name), headers=tokens.header("web")) for name in ("code", "none")]
-        texts = {answer.body.replace(b"code", b"none") for answer in refused}
-        assert {answer.status for answer in refused} == {403}
+        texts = {response.body.replace(b"code", b"none") for response in refused}
+        assert {response.status for response in refused} == {403}
         assert len(texts) == 1
     refused = [post(server, plan("web", name), tokens.header("planner")) for name in ("code", "none")]
-    assert {answer.status for answer in refused} == {403}
-    assert len({answer.body.replace(b"code", b"none") for answer in refused}) == 1
+    assert {response.status for response in refused} == {403}
+    assert len({response.body.replace(b"code", b"none") for response in refused}) == 1
 
 
 def test_a_proxy_is_told_who_may_have_what(server: RunningServer, tokens: Tokens) -> None:
@@ -170,8 +170,8 @@ def test_a_proxy_is_told_who_may_have_what(server: RunningServer, tokens: Tokens
     own = post(server, plan("web"), tokens.header("all")).json()["id"]
 
     def told(name: str, target: str) -> tuple[int, str | None]:
-        answer = server.get("/v1/access", headers={**tokens.header(name), "X-Original-URI": target})
-        return answer.status, answer.headers["Corpus-Access"]
+        response = server.get("/v1/access", headers={**tokens.header(name), "X-Original-URI": target})
+        return response.status, response.headers["Corpus-Access"]
 
     for route in (*READS_CODE, "/v1/plans/{plan}/rows?step=5", "/%76%31/plans/{plan}/receipt?step=5"):
         target = route.format(plan=mixed)
@@ -187,14 +187,14 @@ def test_a_proxy_is_told_who_may_have_what(server: RunningServer, tokens: Tokens
 def test_nobody_learns_the_names_of_others(server: RunningServer, tokens: Tokens) -> None:
     """Neither strangers nor a token for a corpus that is served no more."""
     assert server.get("/readyz").json() == {"status": "ready"}
-    for answer in (
+    for response in (
         server.get("/v1/corpora/gone", headers=tokens.header("gone")),
         server.get("/v1/batches", **STEP, corpus="gone", headers=tokens.header("gone")),
         post(server, plan("gone"), tokens.header("gone")),
     ):
-        check_problem(answer, 404, "unknown-corpus", parameter="corpus")
-        assert b"web" not in answer.body
-        assert b"code" not in answer.body
+        check_problem(response, 404, "unknown-corpus", parameter="corpus")
+        assert b"web" not in response.body
+        assert b"code" not in response.body
 
 
 SPELLINGS = [
@@ -231,8 +231,8 @@ def test_no_odd_spelling_of_a_path_needs_another_scope(
 
 def test_the_list_of_corpora_has_those_that_may_be_read(server: RunningServer, tokens: Tokens) -> None:
     def names(token: str) -> list[str]:
-        answer = server.get("/v1/corpora", headers=tokens.header(token))
-        return [each["name"] for each in answer.json()["corpora"]]
+        response = server.get("/v1/corpora", headers=tokens.header(token))
+        return [each["name"] for each in response.json()["corpora"]]
 
     assert names("web") == ["web"]
     assert sorted(names("all")) == ["code", "web"]
@@ -246,9 +246,9 @@ def test_the_list_of_plans_has_those_whose_corpora_may_be_read(server: RunningSe
     )
 
     def listed(token: str, **query: int) -> list[str]:
-        answer = server.get("/v1/plans", **query, headers=tokens.header(token))
-        assert answer.status == 200
-        return [each["id"] for each in answer.json()["plans"]]
+        response = server.get("/v1/plans", **query, headers=tokens.header(token))
+        assert response.status == 200
+        return [each["id"] for each in response.json()["plans"]]
 
     assert {own, mixed, other} <= set(listed("all"))
     assert own in listed("inspector")
@@ -295,8 +295,8 @@ def test_no_shared_cache_may_keep_what_a_token_was_needed_for(
     server: RunningServer, tokens: Tokens, corpora: dict[str, Path], tmp_path: Path
 ) -> None:
     asked = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=3"
-    answer = server.get(asked, headers=tokens.header("all"))
-    assert answer.headers["Cache-Control"] == "private, no-cache"
+    response = server.get(asked, headers=tokens.header("all"))
+    assert response.headers["Cache-Control"] == "private, no-cache"
     named = post(server, plan("web"), tokens.header("all")).json()["id"]
     for route in (f"/v1/batches?plan={named}&step=3", f"/v1/plans/{named}/receipt?step=3"):
         kept = server.get(route, headers=tokens.header("all")).headers["Cache-Control"]
@@ -308,7 +308,7 @@ def test_no_shared_cache_may_keep_what_a_token_was_needed_for(
         assert open_to_all.get(asked).headers["Cache-Control"] == "public, no-cache"
 
 
-def test_no_answer_and_no_log_holds_a_token_or_a_path(
+def test_no_response_and_no_log_holds_a_token_or_a_path(
     server: RunningServer, tokens: Tokens, corpora: dict[str, Path]
 ) -> None:
     for name in tokens.secrets:
@@ -371,11 +371,11 @@ def test_only_allowed_networks_are_answered(
     """On both ways; others learn from a probe that the server is ready, and no name."""
     with RunningServer(corpora, tmp_path, arguments=["--allow", allow]) as running:
         for path in ("/v1/batches", "/%76%31/batches", "/v1/corpora", "/metrics", "/"):
-            answer = running.get(path, **({"corpus": "web", **STEP} if "batches" in path else {}))
+            response = running.get(path, **({"corpus": "web", **STEP} if "batches" in path else {}))
             if is_allowed:
-                assert answer.status == 200
+                assert response.status == 200
             else:
-                document = check_problem(answer, 403, "forbidden")
+                document = check_problem(response, 403, "forbidden")
                 assert document["detail"] == "127.0.0.1 is in no network that this server serves"
                 assert document["remedy"] == "ask from another network"
         assert running.get("/healthz").json() == {"status": "alive"}
@@ -408,10 +408,10 @@ def test_a_recording_that_may_not_be_read_is_as_unknown_as_one_that_is_not_there
     arguments = ["--tokens", str(known.path), "--record-dir", str(tmp_path / "losses")]
     with RunningServer({"web": path}, tmp_path, arguments=arguments) as server:
         for asked in ("losses", "spikes"):
-            answers = [
+            responses = [
                 server.get(f"/v1/recordings/{name}/{asked}", headers=known.header("web"))
                 for name in ("kept", "none")
             ]
-            for answer in answers:
-                check_problem(answer, 404, "unknown-recording", parameter="recording")
-            assert answers[0].body.replace(b"kept", b"none") == answers[1].body
+            for response in responses:
+                check_problem(response, 404, "unknown-recording", parameter="recording")
+            assert responses[0].body.replace(b"kept", b"none") == responses[1].body

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.corpora import some_tokens, write_raw
-from tests.serving import Answer, RunningServer, check_problem, host_and_port
+from tests.serving import Response, RunningServer, check_problem, host_and_port
 from tests.tokens import Tokens, plan, post
 
 STEP = {"corpus": "web", "seq_len": 16, "batch_size": 8, "step": 3}
@@ -47,7 +47,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningS
     arguments = [
         "--tokens",
         str(tokens.path),
-        "--max-concurrent-answers",
+        "--max-concurrent-responses",
         "10",
         "--send-timeout-seconds",
         "60",
@@ -56,7 +56,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningS
         yield server, tokens
 
 
-def small(server: RunningServer, header: dict[str, str], **more: object) -> Answer:
+def small(server: RunningServer, header: dict[str, str], **more: object) -> Response:
     return server.get("/v1/batches", **STEP, headers=header, **more)
 
 

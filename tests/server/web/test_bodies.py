@@ -59,7 +59,7 @@ def growth(alone: RunningServer) -> Iterator[list[int]]:
 
 
 def exchange(connection: socket.socket, head: str, body: Iterator[bytes]) -> tuple[bytes, int]:
-    """Send a request, in the background, until it is answered; return the answer and the bytes sent."""
+    """Send a request, in the background, until it is answered; return the response and the bytes sent."""
     sent = 0
     answered = threading.Event()
 
@@ -75,12 +75,12 @@ def exchange(connection: socket.socket, head: str, body: Iterator[bytes]) -> tup
 
     sender = threading.Thread(target=send)
     sender.start()
-    answer = connection.recv(65536)
-    while b"}" not in answer and (part := connection.recv(65536)):
-        answer += part
+    response = connection.recv(65536)
+    while b"}" not in response and (part := connection.recv(65536)):
+        response += part
     answered.set()
     sender.join(20)
-    return answer, sent
+    return response, sent
 
 
 def chunks(size: int) -> Iterator[bytes]:
@@ -95,9 +95,9 @@ def test_a_body_of_a_gigabyte_is_refused_early(alone: RunningServer, growth: lis
     parts = iter([b" " * 65536] * 16384) if framing == "announced" else chunks(65536)
     with socket.create_connection(host_and_port(alone.url), timeout=20) as connection:
         head = f"POST /v1/plans HTTP/1.1\r\nHost: x\r\n{how}\r\n\r\n"
-        answer, sent = exchange(connection, head, parts)
-    assert answer.startswith(b"HTTP/1.1 413 ")
-    document = json.loads(answer.partition(b"\r\n\r\n")[2])
+        response, sent = exchange(connection, head, parts)
+    assert response.startswith(b"HTTP/1.1 413 ")
+    document = json.loads(response.partition(b"\r\n\r\n")[2])
     assert (document["type"], document["status"]) == ("body-too-large", 413)
     assert f"at most {MAX_PLAN_BYTES} bytes" in document["detail"]
     assert sent < (REFUSED_BYTES if framing == "announced" else MAX_PLAN_BYTES + REFUSED_BYTES)
@@ -148,9 +148,9 @@ def test_a_header_of_a_megabyte_is_refused(alone: RunningServer, growth: list[in
     for parts in (iter([b"a" * MIB, b"\r\n\r\n"]), endless, fields):
         with socket.create_connection(host_and_port(alone.url), timeout=20) as connection:
             head = "GET /v1/corpora HTTP/1.1\r\nHost: x\r\nX-Large: "
-            answer, sent = exchange(connection, head, parts)
-        assert answer.startswith(b"HTTP/1.1 431 ")
-        assert json.loads(answer.partition(b"\r\n\r\n")[2])["type"] == "head-too-large"
+            response, sent = exchange(connection, head, parts)
+        assert response.startswith(b"HTTP/1.1 431 ")
+        assert json.loads(response.partition(b"\r\n\r\n")[2])["type"] == "head-too-large"
         assert sent < REFUSED_BYTES
 
 
@@ -161,9 +161,9 @@ def test_a_long_url_and_a_million_parameters_are_refused(alone: RunningServer, g
     for parts in ([b"a" * 65536, rest], [many, rest], [b"a" * 65536] * 16384):
         for path in ("/v1/batches?", "/v1/corpora/", "/healthz?"):
             with socket.create_connection(host_and_port(alone.url), timeout=20) as connection:
-                answer, sent = exchange(connection, f"GET {path}", iter(parts))
+                response, sent = exchange(connection, f"GET {path}", iter(parts))
             # 400: a URL of 65,536 bytes that came at once is complete, and more than the parser takes.
-            assert answer.startswith((b"HTTP/1.1 414 ", b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
+            assert response.startswith((b"HTTP/1.1 414 ", b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
             assert sent < REFUSED_BYTES
 
 

@@ -51,7 +51,7 @@ def expected_batches(steps: range) -> dict[tuple[str, int], bytes]:
 
 
 class Load:
-    """Threads that ask for random steps and sort the answers.
+    """Threads that ask for random steps and sort the responses.
 
     Attributes:
         wrong: (corpus, step) answered with other tokens than were written.
@@ -87,17 +87,17 @@ class Load:
         while not self._stop.is_set():
             name, step = draw.choice(keys)
             try:
-                answer = self._server.get("/v1/batches", corpus=name, step=step, **QUERY)
+                response = self._server.get("/v1/batches", corpus=name, step=step, **QUERY)
             except (OSError, http.client.HTTPException):
                 self.broken += 1
                 continue
             self.answered += 1
-            if answer.status == 200 and answer.body != self._expected[name, step]:
+            if response.status == 200 and response.body != self._expected[name, step]:
                 self.wrong.append((name, step))
-            elif answer.status == 503 and answer.json()["type"] == "corpus-changed":
+            elif response.status == 503 and response.json()["type"] == "corpus-changed":
                 self.refused.add((name, step))
-            elif answer.status != 200:
-                self.other.append((name, step, answer.status))
+            elif response.status != 200:
+                self.other.append((name, step, response.status))
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,12 @@ def test_a_shard_is_truncated_under_load(server: RunningServer, folder: Path, ke
     assert load.refused
     assert load.refused <= {("two", step) for step in steps if step >= 97}
     for step, status in ((0, 200), (96, 200), (97, 503), (98, 503), (150, 503)):
-        answer = server.get("/v1/batches", corpus="two", step=step, **QUERY)
-        assert answer.status == status, step
+        response = server.get("/v1/batches", corpus="two", step=step, **QUERY)
+        assert response.status == status, step
         if status == 503:
-            assert answer.json()["type"] == "corpus-changed"
-            assert f"1.bin: 100000 bytes at opening, {keep} now" in answer.json()["detail"]
-            assert answer.headers["ETag"] is None
+            assert response.json()["type"] == "corpus-changed"
+            assert f"1.bin: 100000 bytes at opening, {keep} now" in response.json()["detail"]
+            assert response.headers["ETag"] is None
     assert server.get("/v1/batches", corpus="other", step=0, **QUERY).status == 200
     assert server.get("/v1/corpora/two/tokens", start=NUM_TOKENS - 9, count=10).status == 503
     assert server.get("/v1/corpora/two/tokens", start=NUM_TOKENS - 9, count=9).status == 200
@@ -171,7 +171,7 @@ def test_a_shard_that_is_replaced_keeps_its_old_tokens(server: RunningServer, fo
     assert (load.wrong, load.refused, load.other, load.broken) == ([], set(), [], 0)
 
 
-def test_a_file_cut_in_the_midst_of_an_answer_ends_the_answer_early(tmp_path: Path) -> None:
+def test_a_file_cut_in_the_midst_of_a_response_ends_the_response_early(tmp_path: Path) -> None:
     """What came is right, and the missing rest betrays itself by the length."""
     tokens = some_tokens(20_000_000, seed=4)
     path = write_raw(tmp_path / "large.bin", tokens)

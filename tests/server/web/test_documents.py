@@ -90,9 +90,9 @@ def document(mixture: dict[str, float] | None = None, batch_size: int = 6, **fie
 
 
 def post(server: RunningServer, plan: dict[str, Any]) -> dict[str, Any]:
-    answer = server.post_plan(plan)
-    assert answer.status == 200, answer.body
-    described: dict[str, Any] = answer.json()
+    response = server.post_plan(plan)
+    assert response.status == 200, response.body
+    described: dict[str, Any] = response.json()
     return described
 
 
@@ -130,10 +130,10 @@ def test_each_token_but_the_last_of_a_document_is_an_input_once_an_epoch(
 
 def test_indices_say_what_the_rows_join(server: RunningServer) -> None:
     plan_id = post(server, document({"web": 1, "code": 1}))["id"]
-    answer = server.get("/v1/indices", plan=plan_id, step=3, count=4).json()
-    shards = [SHARDS[each["corpus"]][int(each["name"].partition(".")[0])] for each in answer["shards"]]
+    response = server.get("/v1/indices", plan=plan_id, step=3, count=4).json()
+    shards = [SHARDS[each["corpus"]][int(each["name"].partition(".")[0])] for each in response["shards"]]
     rows: list[list[int]] = [[] for _ in range(4 * 6)]
-    for row, shard, begin, count in answer["indices"]:
+    for row, shard, begin, count in response["indices"]:
         rows[row] += [begin] * count if shard == -1 else shards[shard][begin : begin + count]
     assert rows == batch(server, plan_id, 3, count=4).reshape(24, -1).tolist()
 
@@ -141,12 +141,12 @@ def test_indices_say_what_the_rows_join(server: RunningServer) -> None:
 def test_sources_and_loss_masks_come_beside_the_rows(server: RunningServer) -> None:
     """Of a corpus without masks everything counts; an unused end, as an end of text here, does not."""
     described = post(server, document({"web": 1, "code": 1}))
-    answer = server.get(
+    response = server.get(
         "/v1/batches", plan=described["id"], step=2, count=4, format="json", **{"with": "sources,loss_mask"}
     ).json()
-    tokens, masks = (np.array(answer[name]).reshape(24, -1) for name in ("tokens", "loss_mask"))
+    tokens, masks = (np.array(response[name]).reshape(24, -1) for name in ("tokens", "loss_mask"))
     names = list(described["sources"])
-    for row, mask, source in zip(tokens, masks, np.ravel(answer["sources"]).tolist(), strict=True):
+    for row, mask, source in zip(tokens, masks, np.ravel(response["sources"]).tolist(), strict=True):
         assert {names[source]} == {"code" if token > 10_000 else "web" for token in row.tolist() if token}
         used = int(np.flatnonzero(row)[-1]) + 2  # the end of text after the last token belongs to it
         expected = (row % 3 > 0) if names[source] == "code" else np.ones(row.size, dtype=bool)
@@ -176,11 +176,11 @@ def test_balanced_ranks_say_which_rows_they_hold(server: RunningServer) -> None:
     whole, held = batch(server, plain, 5, count=3), []
     for rank in range(3):
         asked: dict[str, Any] = {"plan": plan, "step": 5, "count": 3, "rank": rank, "world_size": 3}
-        answer = server.get("/v1/batches", format="json", **asked).json()
-        numbers = np.array(answer["rows"])
-        assert np.array_equal(answer["tokens"], np.take_along_axis(whole, numbers[:, :, None], axis=1))
-        assert np.array_equal(server.get("/v1/batches", **asked).array(), answer["tokens"])
-        assert server.get("/v1/indices", **asked).json()["rows"] == answer["rows"]
+        response = server.get("/v1/batches", format="json", **asked).json()
+        numbers = np.array(response["rows"])
+        assert np.array_equal(response["tokens"], np.take_along_axis(whole, numbers[:, :, None], axis=1))
+        assert np.array_equal(server.get("/v1/batches", **asked).array(), response["tokens"])
+        assert server.get("/v1/indices", **asked).json()["rows"] == response["rows"]
         raw = server.get("/v1/batches", **asked, **{"with": "rows"}).body
         assert np.array_equal(np.frombuffer(raw[-24:], "<u4").reshape(3, 2), numbers)
         held.append(numbers)
@@ -188,10 +188,10 @@ def test_balanced_ranks_say_which_rows_they_hold(server: RunningServer) -> None:
         assert [each["row"] for each in shown["rows"]] == numbers[1].tolist()
     assert np.array_equal(np.sort(np.hstack(held)), np.tile(np.arange(6), (3, 1)))
     assert not np.array_equal(np.hstack(held), np.tile(np.arange(6), (3, 1)))
-    answer = server.get(
+    response = server.get(
         "/v1/batches", plan=plain, step=5, rank=1, world_size=3, format="json", **{"with": "rows"}
     )
-    assert answer.json()["rows"] == [[2, 3]]
+    assert response.json()["rows"] == [[2, 3]]
 
 
 @pytest.mark.parametrize("number", range(0, 190, 9))
@@ -238,8 +238,8 @@ def test_an_excluded_document_is_replaced_and_nothing_else(server: RunningServer
     other = post(server, document(stages=stages))
     assert other["stages"][0]["excluded_windows"]["web"] == -(-(len(tokens) - 1) // SEQ_LEN)
     steps = [server.get("/v1/lookup", plan=one["id"], corpus="web", document=30).json()["rows"][0]["step"]]
-    answer = server.get(f"/v1/plans/{one['id']}/diff", other=other["id"], steps=1).json()["rows"]
-    assert answer["first_step"] == steps[0]
+    response = server.get(f"/v1/plans/{one['id']}/diff", other=other["id"], steps=1).json()["rows"]
+    assert response["first_step"] == steps[0]
     a, b = (batch(server, each["id"], 0, count=30).reshape(180, -1) for each in (one, other))
     differs = (a != b).any(axis=1)
     assert {bool(set(row) & set(tokens[:-1])) for row in a[differs].tolist()} == {True}
@@ -265,8 +265,8 @@ def test_a_corpus_whose_documents_cannot_be_told_is_refused(
 
 def test_a_query_spells_rows(server: RunningServer) -> None:
     spelled = {"corpus": "web", "seq_len": SEQ_LEN, "batch_size": 6, "seed": 7, "rows": "documents"}
-    answer = server.get("/v1/batches", **spelled, block_documents=50, step=4)
-    assert answer.headers["Corpus-Plan"] == post(server, document())["id"]
+    response = server.get("/v1/batches", **spelled, block_documents=50, step=4)
+    assert response.headers["Corpus-Plan"] == post(server, document())["id"]
     check_problem(
         server.get("/v1/batches", **{**spelled, "rows": "windows"}, block_documents=50, step=4),
         422,
@@ -294,9 +294,9 @@ def test_a_table_that_is_changed_under_a_server_is_built_again(
                 file.write(content)
                 file.truncate()
             os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-        while (answer := server.get("/v1/batches", plan=plan, step=0, count=8)).status != 200:
-            check_problem(answer, 503, "state-unavailable")
-        assert np.array_equal(answer.array(), expected)
+        while (response := server.get("/v1/batches", plan=plan, step=0, count=8)).status != 200:
+            check_problem(response, 503, "state-unavailable")
+        assert np.array_equal(response.array(), expected)
         assert server.log().count("a damaged table is built again") >= 1
         assert "/v1/batches failed" not in server.log()
 

@@ -65,9 +65,9 @@ def server(
 @pytest.mark.parametrize("name", ["none", "seq-len"])
 @pytest.mark.parametrize("order", PLAIN_ORDERS)
 def test_a_corpus_without_a_window_is_refused(server: RunningServer, name: str, order: str) -> None:
-    answer = server.get("/v1/batches", corpus=name, seq_len=SEQ_LEN, batch_size=2, step=0, order=order)
-    assert (answer.status, answer.json()["type"]) == (422, "invalid-plan")
-    assert "seq_len + 1 = 9 tokens" in answer.json()["detail"]
+    response = server.get("/v1/batches", corpus=name, seq_len=SEQ_LEN, batch_size=2, step=0, order=order)
+    assert (response.status, response.json()["type"]) == (422, "invalid-plan")
+    assert "seq_len + 1 = 9 tokens" in response.json()["detail"]
 
 
 @pytest.mark.parametrize("name", ["seq-len-1", "seq-len-2", "ones", "gaps"])
@@ -78,12 +78,12 @@ def test_small_corpora_give_the_reference_s_windows(
 ) -> None:
     """Far more rows than windows: an epoch is shorter than a step."""
     query = {"corpus": name, "seq_len": SEQ_LEN, "batch_size": 64, "order": order, "stride": stride}
-    answer = server.get("/v1/batches", **query, step=5, count=3)
+    response = server.get("/v1/batches", **query, step=5, count=3)
     if STRIDES.get(order, stride) != stride:
-        assert answer.json()["type"] == "invalid-plan"
+        assert response.json()["type"] == "invalid-plan"
         return
     plan = one_source(name, SEQ_LEN, 64, order=order, stride=stride)
-    assert (answer.array() == batch(plan, shards[name], 5, count=3)).all()
+    assert (response.array() == batch(plan, shards[name], 5, count=3)).all()
 
 
 def test_the_tokens_of_an_empty_corpus(server: RunningServer) -> None:
@@ -122,9 +122,9 @@ def private_kilobytes(pid: int) -> int:
 
 
 def test_a_trillion_tokens_open_and_answer_in_little_memory(server: RunningServer) -> None:
-    answer = server.get("/v1/batches", corpus="trillion", step=0, **FIRST_BATCH)
-    assert answer.headers["Corpus-Shape"] == "1,512,1025"
-    tokens = answer.array()[0]
+    response = server.get("/v1/batches", corpus="trillion", step=0, **FIRST_BATCH)
+    assert response.headers["Corpus-Shape"] == "1,512,1025"
+    tokens = response.array()[0]
     rows = np.arange(0, 512, 8)
     assert tokens[rows, 1].tolist() == (rows + 1).tolist()
     assert tokens[rows, 1023].tolist() == (rows + 2).tolist()

@@ -39,21 +39,21 @@ KEPT_TARGETS = [target for target in TOKEN_TARGETS if target not in TEXT_TARGETS
 
 
 @pytest.mark.parametrize("target", TOKEN_TARGETS)
-def test_an_answer_has_an_exact_length(server: RunningServer, target: str) -> None:
-    answer = server.get(target)
-    assert answer.status == 200
-    assert int(answer.headers["Content-Length"]) == len(answer.body) > 0
-    assert answer.headers["Transfer-Encoding"] is None
-    assert answer.headers["Content-Type"] == CONTENT_TYPES[target.rpartition("=")[2]]
-    assert answer.headers.get_all("Content-Type") == [answer.headers["Content-Type"]]
+def test_a_response_has_an_exact_length(server: RunningServer, target: str) -> None:
+    response = server.get(target)
+    assert response.status == 200
+    assert int(response.headers["Content-Length"]) == len(response.body) > 0
+    assert response.headers["Transfer-Encoding"] is None
+    assert response.headers["Content-Type"] == CONTENT_TYPES[target.rpartition("=")[2]]
+    assert response.headers.get_all("Content-Type") == [response.headers["Content-Type"]]
 
 
 @pytest.mark.parametrize("target", KEPT_TARGETS)
-def test_an_answer_may_be_kept(server: RunningServer, target: str) -> None:
-    answer = server.get(target)
-    assert answer.headers["Cache-Control"] == "public, no-cache"
-    assert answer.headers["Vary"] is None
-    assert answer.headers["ETag"].startswith('"')
+def test_a_response_may_be_kept(server: RunningServer, target: str) -> None:
+    response = server.get(target)
+    assert response.headers["Cache-Control"] == "public, no-cache"
+    assert response.headers["Vary"] is None
+    assert response.headers["ETag"].startswith('"')
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,13 @@ def test_what_a_tokenizer_says_is_kept_nowhere(server: RunningServer, target: st
     """The corpus may be served with another tokenizer after a restart; neither plan nor fingerprint tell."""
     plan = {"seq_len": 16, "stages": [{"global_batch_size": 12, "mixture": {"text": 1}}]}
     plan_id = server.post_plan(plan).json()["id"]  # posted: every worker knows it
-    answer = server.get(target.replace("PLAN", plan_id), headers={"If-None-Match": "*"})
-    assert (answer.status, answer.headers["Cache-Control"], answer.headers["ETag"]) == (200, "no-store", None)
-    assert answer.body
+    response = server.get(target.replace("PLAN", plan_id), headers={"If-None-Match": "*"})
+    assert (response.status, response.headers["Cache-Control"], response.headers["ETag"]) == (
+        200,
+        "no-store",
+        None,
+    )
+    assert response.body
 
 
 @pytest.mark.parametrize("target", [BATCH, INDICES, "/v1/lookup?corpus=web&seq_len=16&batch_size=12&token=5"])
@@ -92,14 +96,14 @@ def test_only_what_a_plan_s_id_names_is_immutable(server: RunningServer, target:
 def test_head_has_the_headers_and_no_body(server: RunningServer, target: str) -> None:
     get, head = server.get(target), server.get(target, method="HEAD")
     assert (head.status, head.body) == (200, b"")
-    # Checksum and timing are known only when the whole answer is made (RFC 9110, 9.3.2).
+    # Checksum and timing are known only when the whole response is made (RFC 9110, 9.3.2).
     optional = {"date", "corpus-checksum", "server-timing"}
     got = {name.lower(): value for name, value in get.headers.items() if name.lower() not in optional}
     assert got == {name.lower(): v for name, v in head.headers.items() if name.lower() not in optional}
 
 
 @pytest.mark.parametrize("target", KEPT_TARGETS)
-def test_an_answer_that_the_caller_holds_is_not_sent_again(server: RunningServer, target: str) -> None:
+def test_a_response_that_the_caller_holds_is_not_sent_again(server: RunningServer, target: str) -> None:
     etag = server.get(target).headers["ETag"]
     for given in (etag, f'"other", {etag}', f"W/{etag}", "*"):
         unchanged = server.get(target, headers={"If-None-Match": given})
@@ -124,14 +128,14 @@ def test_an_answer_that_the_caller_holds_is_not_sent_again(server: RunningServer
     ],
 )
 def test_a_condition_does_not_hide_a_mistake(server: RunningServer, target: str, status: int) -> None:
-    """RFC 9110, 13.2.1: it is ignored where the answer without it would be an error."""
+    """RFC 9110, 13.2.1: it is ignored where the response without it would be an error."""
     plain = server.get(target)
     conditional = server.get(target, headers={"If-None-Match": "*"})
     assert (plain.status, plain.body) == (status, conditional.body)
     assert conditional.status == status
 
 
-def test_different_answers_have_different_etags(server: RunningServer) -> None:
+def test_different_responses_have_different_etags(server: RunningServer) -> None:
     targets = [
         *TOKEN_TARGETS,
         BATCH.replace("step=5", "step=6"),
@@ -152,15 +156,15 @@ def test_different_answers_have_different_etags(server: RunningServer) -> None:
 @pytest.mark.parametrize("accept", ["application/json", "application/x-npy", "application/octet-stream"])
 def test_the_accept_header_chooses_as_format_does(server: RunningServer, accept: str) -> None:
     chosen = next(name for name, media_type in CONTENT_TYPES.items() if media_type == accept)
-    answer = server.get(BATCH, headers={"Accept": accept})
-    assert answer.headers["Vary"] == "Accept"
-    assert answer.headers["Content-Type"] == accept
-    assert answer.body == server.get(with_format(BATCH, chosen)).body
+    response = server.get(BATCH, headers={"Accept": accept})
+    assert response.headers["Vary"] == "Accept"
+    assert response.headers["Content-Type"] == accept
+    assert response.body == server.get(with_format(BATCH, chosen)).body
 
 
 def test_format_goes_before_accept(server: RunningServer) -> None:
-    answer = server.get(BATCH + "&format=npy", headers={"Accept": "application/json"})
-    assert answer.headers["Content-Type"] == "application/x-npy"
+    response = server.get(BATCH + "&format=npy", headers={"Accept": "application/json"})
+    assert response.headers["Content-Type"] == "application/x-npy"
 
 
 @pytest.mark.parametrize("target", [BATCH, RANGE, with_format(BATCH, "npy"), with_format(INDICES, "raw")])

@@ -63,11 +63,11 @@ def joined(spans: list[dict[str, Any]]) -> list[int]:
 def test_rows_are_the_tokens_of_the_batch(served: RunningServer, plan_id: str) -> None:
     for step in (0, 3, 4, 7):
         tokens = served.get("/v1/batches", plan=plan_id, step=step, format="json").json()["tokens"][0]
-        answer = served.get(f"/v1/plans/{plan_id}/rows", step=step, first=1, count=100).json()
-        assert [row["row"] for row in answer["rows"]] == [1, 2, 3, 4, 5]
-        assert [joined(row["spans"]) for row in answer["rows"]] == tokens[1:]
-        assert answer["plan_step"] == step + (2 if step >= 4 else 0)
-        for row in answer["rows"]:
+        response = served.get(f"/v1/plans/{plan_id}/rows", step=step, first=1, count=100).json()
+        assert [row["row"] for row in response["rows"]] == [1, 2, 3, 4, 5]
+        assert [joined(row["spans"]) for row in response["rows"]] == tokens[1:]
+        assert response["plan_step"] == step + (2 if step >= 4 else 0)
+        for row in response["rows"]:
             there = served.get(
                 f"/v1/corpora/{row['corpus']}/tokens", start=row["start"], count=25, format="json"
             )
@@ -77,12 +77,12 @@ def test_rows_are_the_tokens_of_the_batch(served: RunningServer, plan_id: str) -
 def test_spans_are_cut_where_documents_end(served: RunningServer) -> None:
     texts = documents()
     whole = b"".join(texts)
-    answer = served.get("/v1/corpora/text/spans", start=7, count=len(whole)).json()
-    assert (answer["start"], answer["stop"], answer["num_tokens"]) == (7, len(whole), len(whole))
-    assert bytes(joined(answer["spans"])) == whole[7:]
+    response = served.get("/v1/corpora/text/spans", start=7, count=len(whole)).json()
+    assert (response["start"], response["stop"], response["num_tokens"]) == (7, len(whole), len(whole))
+    assert bytes(joined(response["spans"])) == whole[7:]
     found: dict[int, bytes] = {}
     at = 7
-    for span in answer["spans"]:
+    for span in response["spans"]:
         assert span["start"] == at
         assert span["is_eot"] == (span["tokens"] == [EOT])
         assert span["text"] == bytes(span["tokens"]).decode("utf-8", "replace")
@@ -93,10 +93,10 @@ def test_spans_are_cut_where_documents_end(served: RunningServer) -> None:
 
 def test_a_difference_is_said_by_field_and_by_row(served: RunningServer, plan_id: str) -> None:
     skipping = served.post_plan({**PLAN, "skip_steps": [[4, 6], [8, 9]]}).json()["id"]
-    answer = served.get(f"/v1/plans/{plan_id}/diff", other=skipping, steps=3).json()
-    (field,) = answer["fields"]
+    response = served.get(f"/v1/plans/{plan_id}/diff", other=skipping, steps=3).json()
+    (field,) = response["fields"]
     assert field == {"field": "skip_steps", "a": [], "b": [[8, 9]], "num_a": 0, "num_b": 1}
-    assert (answer["rows"]["equal_steps"], answer["rows"]["first_step"]) == (6, 6)
+    assert (response["rows"]["equal_steps"], response["rows"]["first_step"]) == (6, 6)
     same = served.get(f"/v1/plans/{plan_id}/diff", other=plan_id).json()
     assert (same["fields"], same["rows"]["equal_steps"]) == ([], None)
 
@@ -132,8 +132,8 @@ def test_what_cannot_be_shown_is_said(
     slug: str,
     parameter: str,
 ) -> None:
-    answer = served.get("/v1/" + path.format(plan=plan_id), **query)
-    check_problem(answer, status, slug, parameter=parameter)
+    response = served.get("/v1/" + path.format(plan=plan_id), **query)
+    check_problem(response, status, slug, parameter=parameter)
 
 
 def test_shards_whose_names_are_not_utf8_are_described(tmp_path: Path) -> None:

@@ -40,11 +40,11 @@ def event(response: http.client.HTTPResponse) -> Any:
     return json.loads(line.removeprefix(b"data: "))
 
 
-def ranks_of(answer: Any, plan: str) -> list[tuple[int, int, int]]:
+def ranks_of(response: Any, plan: str) -> list[tuple[int, int, int]]:
     """Return world size, rank and last step of a plan's ranks."""
     return [
         (rank["world_size"], rank["rank"], rank["step"])
-        for each in answer["plans"]
+        for each in response["plans"]
         if each["plan"] == plan
         for rank in each["ranks"]
     ]
@@ -78,18 +78,18 @@ def test_every_worker_shows_the_ranks_of_all_and_a_follower_what_is_new(server: 
             assert time.monotonic() < deadline, ranks_of(newest, plan)
         server.wait_until_idle()  # a follower is no request under way
     # Over connections of their own, so that both workers are asked; samples may be taken in between.
-    answers = [server.get("/v1/live") for _ in range(8)]
-    assert len({each.body for each in answers}) == len({each.json()["unix_seconds"] for each in answers})
-    answer = answers[-1].json()
-    assert answers[-1].headers["Cache-Control"] == "no-store"
-    assert ranks_of(answer, plan) == expected
-    assert answer["num_workers"] == 2
-    assert answer["refusals"]["invalid-parameter"] >= 1
+    responses = [server.get("/v1/live") for _ in range(8)]
+    assert len({each.body for each in responses}) == len({each.json()["unix_seconds"] for each in responses})
+    response = responses[-1].json()
+    assert responses[-1].headers["Cache-Control"] == "no-store"
+    assert ranks_of(response, plan) == expected
+    assert response["num_workers"] == 2
+    assert response["refusals"]["invalid-parameter"] >= 1
 
 
 def test_a_head_of_the_stream_ends(server: RunningServer) -> None:
-    answer = server.get("/v1/live", method="HEAD", follow="true")
-    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream")
+    response = server.get("/v1/live", method="HEAD", follow="true")
+    assert (response.status, response.headers["Content-Type"]) == (200, "text/event-stream")
     check_problem(server.get("/v1/live", follow="yes"), 422, "invalid-parameter", parameter="follow")
 
 

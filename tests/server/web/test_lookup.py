@@ -64,15 +64,15 @@ def test_a_document_is_found_in_every_row_that_held_it(
     start = sum(map(len, DOCUMENTS[:document]))
     stop = start + len(DOCUMENTS[document])
     rows = expected(corpora, start, stop, epochs)
-    answer = server.get("/v1/lookup", plan=plan_id, corpus="docs", document=document, epochs=epochs).json()
-    assert answer["rows"] == rows
-    assert {name: answer[name] for name in ("plan", "corpus", "start", "stop")} == {
+    response = server.get("/v1/lookup", plan=plan_id, corpus="docs", document=document, epochs=epochs).json()
+    assert response["rows"] == rows
+    assert {name: response[name] for name in ("plan", "corpus", "start", "stop")} == {
         "plan": plan_id,
         "corpus": "docs",
         "start": start,
         "stop": stop,
     }
-    assert (answer["num_found"], answer["truncated"]) == (len(rows), False)
+    assert (response["num_found"], response["truncated"]) == (len(rows), False)
     if epochs == 40:
         assert {row["step"] is None for row in rows} == {True, False}
         assert {row["substitute"] for row in rows} == ({True, False} if document == 2 else {False})

@@ -68,9 +68,11 @@ def expected(number: int) -> dict[str, Any]:
 def test_a_document_has_its_metadata(server: RunningServer, tokens: Tokens) -> None:
     headers = tokens.header("all")
     for number in range(NUM):
-        answer = server.get(f"/v1/corpora/web/documents/{number}", headers=headers).json()
-        assert (answer["metadata"], answer["metadata_problem"]) == (expected(number), None)
-        assert answer["stop"] - answer["start"] == len(answer["tokens"]) == [*SIZES[0], *SIZES[1]][number]
+        response = server.get(f"/v1/corpora/web/documents/{number}", headers=headers).json()
+        assert (response["metadata"], response["metadata_problem"]) == (expected(number), None)
+        assert (
+            response["stop"] - response["start"] == len(response["tokens"]) == [*SIZES[0], *SIZES[1]][number]
+        )
     assert "metadata" not in server.get("/v1/corpora/bare/documents/0", headers=headers).json()
     described = {name: server.get(f"/v1/corpora/{name}", headers=headers).json() for name in ("web", "bare")}
     assert [each["has_metadata"] for each in described.values()] == [True, False]
@@ -79,8 +81,8 @@ def test_a_document_has_its_metadata(server: RunningServer, tokens: Tokens) -> N
 
 def test_a_view_has_that_of_its_corpus(server: RunningServer, tokens: Tokens) -> None:
     for number, own in enumerate((1, 3, 4, 3)):
-        answer = server.get(f"/v1/corpora/hq/documents/{number}", headers=tokens.header("all")).json()
-        assert (answer["base_document"], answer["metadata"]) == (own, expected(own))
+        response = server.get(f"/v1/corpora/hq/documents/{number}", headers=tokens.header("all")).json()
+        assert (response["base_document"], response["metadata"]) == (own, expected(own))
 
 
 @pytest.mark.parametrize("corpus", ["web", "hq"])
@@ -89,9 +91,9 @@ def test_rows_of_a_step_name_their_documents(server: RunningServer, tokens: Toke
     document = {**PLAN, "stages": [{"global_batch_size": 3, "mixture": {corpus: 1}}]}
     plan = post(server, document, headers).json()["id"]
     for metadata in ("names", "all"):
-        answer = server.get(f"/v1/plans/{plan}/rows", step=0, metadata=metadata, headers=headers).json()
-        assert answer["problems"] == []
-        for row in answer["rows"]:
+        response = server.get(f"/v1/plans/{plan}/rows", step=0, metadata=metadata, headers=headers).json()
+        assert response["problems"] == []
+        for row in response["rows"]:
             numbers = list(dict.fromkeys(span["document"] for span in row["spans"]))
             assert [each["document"] for each in row["documents"]] == numbers
             for each in row["documents"]:
@@ -103,9 +105,9 @@ def test_rows_of_a_step_name_their_documents(server: RunningServer, tokens: Toke
 def test_metadata_that_cannot_be_read_does_not_hide_tokens(server: RunningServer, tokens: Tokens) -> None:
     headers = tokens.header("all")
     said = "corpus 'wrong': documents: its metadata has 1 rows, the corpus 5 documents"
-    answer = server.get("/v1/corpora/wrong/documents/1", headers=headers).json()
-    assert (answer["metadata"], said in answer["metadata_problem"]) == (None, True)
-    assert len(answer["tokens"]) == 3
+    response = server.get("/v1/corpora/wrong/documents/1", headers=headers).json()
+    assert (response["metadata"], said in response["metadata_problem"]) == (None, True)
+    assert len(response["tokens"]) == 3
     plan = post(
         server, {"seq_len": 7, "stages": [{"global_batch_size": 3, "mixture": {"wrong": 1}}]}, headers
     )
@@ -121,7 +123,7 @@ def test_only_who_may_read_the_tokens_sees_it(server: RunningServer, tokens: Tok
         check_problem(server.get(path), 401, "unauthorized")
 
 
-def test_a_cached_answer_is_used_until_the_metadata_changes(tmp_path: Path) -> None:
+def test_a_cached_response_is_used_until_the_metadata_changes(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "web", SIZES)
     write_metadata(folder / "documents", {"id": list("abcde")})
     with RunningServer({"web": f"{folder},dtype=uint32"}, tmp_path) as server:

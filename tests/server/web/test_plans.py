@@ -14,10 +14,10 @@ def test_posting_a_plan_again_changes_nothing(server: RunningServer) -> None:
     """Whichever worker answers, in whichever spelling: one id, one document."""
     document = one_source("web", 16, 12, seed=123)
     spelled = {**document, "order": "shuffle", "stride": 16, "skip_steps": []}
-    answers = [server.post_plan(plan) for plan in [document, spelled] * 6]
-    assert {answer.status for answer in answers} == {200}
-    first = answers[0].json()
-    assert all(answer.json() == first for answer in answers)
+    responses = [server.post_plan(plan) for plan in [document, spelled] * 6]
+    assert {response.status for response in responses} == {200}
+    first = responses[0].json()
+    assert all(response.json() == first for response in responses)
     assert first["plan"] == {
         "version": 1,
         "seq_len": 16,

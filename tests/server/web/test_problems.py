@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from corpus_server.answers.tokens import BatchesQuery
 from corpus_server.errors import CorpusServerError
 from corpus_server.read import beside
+from corpus_server.responses.tokens import BatchesQuery
 from tests.conftest import ServedCorpus
 from tests.reference import one_source
 from tests.serving import RunningServer, check_problem
@@ -53,8 +53,8 @@ def beyond() -> Iterator[tuple[dict[str, Any], str, str]]:
 def test_the_range_accepted_is_named(
     server: RunningServer, route: str, change: dict[str, Any], parameter: str, accepted: str
 ) -> None:
-    answer = server.get(f"/v1/{route}", **{**STEP, **change})
-    document = check_problem(answer, 422, "invalid-parameter", parameter=parameter)
+    response = server.get(f"/v1/{route}", **{**STEP, **change})
+    document = check_problem(response, 422, "invalid-parameter", parameter=parameter)
     assert document["accepted"] == accepted
     assert document["received"] in (change[parameter], str(change[parameter]))
 
@@ -95,8 +95,8 @@ def test_an_unknown_parameter_is_refused_by_name(
 def test_a_plan_is_not_posted_with_parameters(server: RunningServer) -> None:
     """As if the seed were not in the document."""
     body = json.dumps(one_source("web", 16, 12)).encode()
-    answer = server.get("/v1/plans", method="POST", body=body, seed=3)
-    check_problem(answer, 422, "invalid-parameter", parameter="seed")
+    response = server.get("/v1/plans", method="POST", body=body, seed=3)
+    check_problem(response, 422, "invalid-parameter", parameter="seed")
 
 
 @pytest.mark.parametrize("target", ["/healthz", "/readyz", "/metrics"])
@@ -129,8 +129,8 @@ def test_what_is_missing_is_named(server: RunningServer) -> None:
 
 def test_a_plan_is_named_or_spelled_but_not_both(server: RunningServer) -> None:
     plan_id = server.post_plan(one_source("web", 16, 12)).json()["id"]
-    answer = server.get("/v1/batches", plan=plan_id, seq_len=16, step=0)
-    check_problem(answer, 422, "invalid-parameter", parameter="seq_len")
+    response = server.get("/v1/batches", plan=plan_id, seq_len=16, step=0)
+    check_problem(response, 422, "invalid-parameter", parameter="seq_len")
 
 
 def test_an_unknown_plan_says_what_to_do(server: RunningServer) -> None:
@@ -142,8 +142,8 @@ def test_an_unknown_plan_says_what_to_do(server: RunningServer) -> None:
 
 def test_a_plan_for_other_content_is_refused(server: RunningServer) -> None:
     other = "sampled-" + "f" * 64
-    answer = server.post_plan(one_source("web", 16, 12, fingerprints={"web": other}))
-    document = check_problem(answer, 409, "fingerprint-mismatch", parameter="fingerprints.web")
+    response = server.post_plan(one_source("web", 16, 12, fingerprints={"web": other}))
+    document = check_problem(response, 409, "fingerprint-mismatch", parameter="fingerprints.web")
     assert document["received"] == other
     assert document["accepted"] == server.get("/v1/corpora/web").json()["fingerprint"]
 
@@ -175,11 +175,11 @@ def test_a_bad_plan_is_refused(server: RunningServer, body: bytes, message: str)
 
 
 def test_text_without_a_tokenizer(server: RunningServer) -> None:
-    for answer in (
+    for response in (
         server.get("/v1/corpora/web/tokens", format="text"),
         server.get("/v1/batches", **STEP, format="text"),
     ):
-        assert check_problem(answer, 422, "text-unavailable", parameter="format")["remedy"]
+        assert check_problem(response, 422, "text-unavailable", parameter="format")["remedy"]
     check_problem(server.get("/v1/indices", **STEP, format="text"), 422, "invalid-parameter")
 
 
@@ -208,9 +208,9 @@ def test_a_method_or_a_route_that_is_not_there(server: RunningServer) -> None:
 def test_a_method_that_is_not_there_names_those_that_are(
     server: RunningServer, method: str, target: str, allowed: str
 ) -> None:
-    answer = server.get(target, method=method)
-    check_problem(answer, 405, "method-not-allowed")
-    assert answer.headers["Allow"] == allowed
+    response = server.get(target, method=method)
+    check_problem(response, 405, "method-not-allowed")
+    assert response.headers["Allow"] == allowed
 
 
 def test_every_error_has_a_status_and_a_slug_of_its_own() -> None:

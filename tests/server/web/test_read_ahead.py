@@ -101,7 +101,7 @@ def test_turned_off_only_what_is_asked_for_is_read(corpus: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("budget", ["0", "1", str(BUDGET_BYTES), str(2**30)])
-def test_the_answers_are_the_same_however_far_it_reads_ahead(
+def test_the_responses_are_the_same_however_far_it_reads_ahead(
     corpus: Path, tmp_path: Path, budget: str
 ) -> None:
     tokens = np.fromfile(corpus, np.uint16)
@@ -112,6 +112,6 @@ def test_the_answers_are_the_same_however_far_it_reads_ahead(
     with RunningServer({"web": corpus}, tmp_path, arguments=["--read-ahead-bytes", budget]) as server:
         for step, count, rank, world_size in PARTS:
             part = {"count": count, "rank": rank, "world_size": world_size}
-            answer = server.get("/v1/batches", **QUERY, step=step, **part)
+            response = server.get("/v1/batches", **QUERY, step=step, **part)
             located = sampler.locate(step, **part)
-            assert np.array_equal(answer.array(), windows[located[:, :, 1]])
+            assert np.array_equal(response.array(), windows[located[:, :, 1]])

@@ -54,8 +54,8 @@ def recorded(request: pytest.FixtureRequest, server: RunningServer, folder: Path
     for rank in range(2):
         records = []
         for step in range(NUM_STEPS):
-            answer = server.get(f"/v1/plans/{plan_id}/rows", step=step, count=ROWS, world_size=2)
-            for place, row in list(enumerate(answer.json()["rows"]))[8 * rank : 8 * rank + 8]:
+            response = server.get(f"/v1/plans/{plan_id}/rows", step=step, count=ROWS, world_size=2)
+            for place, row in list(enumerate(response.json()["rows"]))[8 * rank : 8 * rank + 8]:
                 loss = SPIKES.get((step, place), 2 + draw.normal() / 10)
                 records.append(Record(step, place, row["corpus"], loss))
         write_part(folder / "losses" / name, records, rank=rank, world_size=2, plan=plan_id)
@@ -64,9 +64,9 @@ def recorded(request: pytest.FixtureRequest, server: RunningServer, folder: Path
 
 def test_a_curve_is_the_mean_of_each_source(server: RunningServer, recorded: tuple[str, str]) -> None:
     name, plan_id = recorded
-    answer = server.get(f"/v1/recordings/{name}/losses", points=20)
-    assert answer.headers["Cache-Control"] == "no-store"
-    curve = answer.json()
+    response = server.get(f"/v1/recordings/{name}/losses", points=20)
+    assert response.headers["Cache-Control"] == "no-store"
+    curve = response.json()
     assert (curve["plans"], curve["width"], curve["steps"]) == ([plan_id], 3, list(range(0, 60, 3)))
     assert set(curve["losses"]) == {"text", "ids"}
     assert sum(map(sum, curve["rows"].values())) == curve["num_rows"] == ROWS * NUM_STEPS

@@ -38,11 +38,11 @@ CASES = {
 def test_the_id_that_was_given_comes_back(server: RunningServer, text: str, status: int, given: str) -> None:
     with RawConnection(server) as connection:
         connection.send(text.replace("ID", given, 1).encode())
-        answer = connection.read(bodiless=text.startswith("HEAD"))
-        assert answer.headers["x-request-id"] == given
-        assert answer.status == status
+        response = connection.read(bodiless=text.startswith("HEAD"))
+        assert response.headers["x-request-id"] == given
+        assert response.status == status
         if status >= 400:
-            check_raw_problem(answer, status)
+            check_raw_problem(response, status)
 
 
 @pytest.mark.parametrize("path", [OK, "/healthz"])
@@ -88,9 +88,9 @@ def test_requests_of_one_text_are_known_again_and_each_gets_its_own_id(
         for step in range(40):
             lines = f"X-Request-Id: r-{step}\r\ntraceparent: 00-{step:032x}-{step:016x}-00\r\n"
             connection.send(f"GET {BATCH}{step} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
-            answer = connection.read()
-            assert (answer.status, answer.headers["x-request-id"]) == (200, f"r-{step}")
-            seconds.append(answer.headers["server-timing"])
+            response = connection.read()
+            assert (response.status, response.headers["x-request-id"]) == (200, f"r-{step}")
+            seconds.append(response.headers["server-timing"])
         right = server.get(f"{BATCH}39")
-        assert answer.body == right.body
+        assert response.body == right.body
     assert "X-Request-Id" in right.headers

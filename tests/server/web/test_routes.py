@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server.answers.tokens import BatchesQuery
 from corpus_server.plan.document import INLINE_PLAN, Plan, Stage
 from corpus_server.plan.orders import ORDERS
+from corpus_server.responses.tokens import BatchesQuery
 from tests.conftest import DOCUMENTS, TEXT, ServedCorpus
 from tests.plans import PLAIN_ORDERS
 from tests.reference import batch, one_source, window_of_row
-from tests.serving import Answer, RunningServer
+from tests.serving import Response, RunningServer
 
 Corpora = dict[str, ServedCorpus]
 WEB = {"corpus": "web", "seq_len": 16, "batch_size": 12, "seed": 7}
 PLAN = one_source("web", 16, 12, seed=7)
 
 
-def checksum(answer: Answer) -> str:
-    return "xxh3-64=" + xxhash.xxh3_64(answer.body).hexdigest()
+def checksum(response: Response) -> str:
+    return "xxh3-64=" + xxhash.xxh3_64(response.body).hexdigest()
 
 
 def test_liveness_and_readiness(server: RunningServer) -> None:
@@ -67,12 +67,12 @@ def test_corpora_are_described(server: RunningServer, corpora: Corpora) -> None:
 @pytest.mark.parametrize("name", ["web", "mixed", "docs", "text"])
 def test_a_raw_range_over_the_borders_of_shards(server: RunningServer, corpora: Corpora, name: str) -> None:
     tokens = corpora[name].tokens
-    answer = server.get(f"/v1/corpora/{name}/tokens", start=1, count=tokens.size - 1)
-    assert answer.status == 200
-    assert answer.body == tokens[1:].tobytes()
-    assert (answer.array() == tokens[1:]).all()
-    assert answer.headers["Corpus-Range"] == f"1-{tokens.size}"
-    assert answer.headers["Corpus-Checksum"] == checksum(answer)
+    response = server.get(f"/v1/corpora/{name}/tokens", start=1, count=tokens.size - 1)
+    assert response.status == 200
+    assert response.body == tokens[1:].tobytes()
+    assert (response.array() == tokens[1:]).all()
+    assert response.headers["Corpus-Range"] == f"1-{tokens.size}"
+    assert response.headers["Corpus-Checksum"] == checksum(response)
 
 
 def test_a_range_without_bounds_shows_the_beginning(server: RunningServer, corpora: Corpora) -> None:
@@ -82,15 +82,18 @@ def test_a_range_without_bounds_shows_the_beginning(server: RunningServer, corpo
 
 
 @pytest.mark.parametrize("chosen", ["raw", "npy", "json", "text"])
-def test_an_empty_range_is_an_answer(server: RunningServer, chosen: str) -> None:
-    answer = server.get("/v1/corpora/text/tokens", start=5, count=0, format=chosen)
-    assert answer.status == 200
+def test_an_empty_range_is_a_response(server: RunningServer, chosen: str) -> None:
+    response = server.get("/v1/corpora/text/tokens", start=5, count=0, format=chosen)
+    assert response.status == 200
     if chosen in ("raw", "npy"):
-        assert (answer.headers["Corpus-Shape"], answer.headers["Corpus-Checksum"]) == ("0", checksum(answer))
+        assert (response.headers["Corpus-Shape"], response.headers["Corpus-Checksum"]) == (
+            "0",
+            checksum(response),
+        )
     if chosen == "npy":
-        assert np.load(io.BytesIO(answer.body)).shape == (0,)
+        assert np.load(io.BytesIO(response.body)).shape == (0,)
     if chosen == "json":
-        assert answer.json()["tokens"] == []
+        assert response.json()["tokens"] == []
 
 
 def test_a_range_as_json_and_text(server: RunningServer) -> None:
@@ -101,9 +104,9 @@ def test_a_range_as_json_and_text(server: RunningServer) -> None:
         "dtype": "uint16",
         "tokens": [20, 99],
     }
-    answer = server.get("/v1/corpora/text/tokens", count=100, format="text")
-    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
-    assert answer.body.decode() == TEXT.encode()[:100].decode(errors="replace")
+    response = server.get("/v1/corpora/text/tokens", count=100, format="text")
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.body.decode() == TEXT.encode()[:100].decode(errors="replace")
 
 
 def test_documents(server: RunningServer) -> None:
@@ -162,10 +165,10 @@ def test_the_ranks_of_a_step_join_to_the_global_batch(server: RunningServer, wor
 
 
 def test_batches_as_json(server: RunningServer, corpora: Corpora) -> None:
-    answer = server.get("/v1/batches", **WEB, step=2, rank=1, world_size=4, format="json").json()
+    response = server.get("/v1/batches", **WEB, step=2, rank=1, world_size=4, format="json").json()
     expected = batch(PLAN, corpora["web"].shards, 2, rank=1, world_size=4)
-    assert answer["tokens"] == expected.tolist()
-    assert {name: answer[name] for name in ("step", "count", "rank", "world_size", "dtype")} == {
+    assert response["tokens"] == expected.tolist()
+    assert {name: response[name] for name in ("step", "count", "rank", "world_size", "dtype")} == {
         "step": 2,
         "count": 1,
         "rank": 1,
@@ -176,12 +179,12 @@ def test_batches_as_json(server: RunningServer, corpora: Corpora) -> None:
 
 @pytest.mark.parametrize("name", ["text", "words"])
 def test_batches_as_text_show_what_the_step_saw(server: RunningServer, corpora: Corpora, name: str) -> None:
-    answer = server.get(
+    response = server.get(
         "/v1/batches", corpus=name, seq_len=20, batch_size=4, step=1, rank=1, world_size=2, format="text"
     )
     plan = one_source(name, 20, 4)
     shard = corpora[name].shards[0]
-    lines = answer.body.decode().split("=== step 1 ")[1:]
+    lines = response.body.decode().split("=== step 1 ")[1:]
     assert len(lines) == 2
     for row, text in zip((2, 3), lines, strict=True):
         _, start = window_of_row(plan, [shard.size], 1, row)
@@ -199,9 +202,9 @@ def test_indices(server: RunningServer, corpora: Corpora) -> None:
     query = {**WEB, "step": 9, "count": 2, "rank": 1, "world_size": 3}
     lengths = [shard.size for shard in corpora["web"].shards]
     expected = [[list(window_of_row(PLAN, lengths, step, row)) for row in range(4, 8)] for step in (9, 10)]
-    answer = server.get("/v1/indices", **query).json()
-    assert answer.pop("indices") == expected
-    assert answer == {
+    response = server.get("/v1/indices", **query).json()
+    assert response.pop("indices") == expected
+    assert response == {
         "plan": server.post_plan(PLAN).json()["id"],
         "step": 9,
         "count": 2,
@@ -257,9 +260,9 @@ def test_the_openapi_document_names_every_field_of_a_description(server: Running
     document = server.get("/openapi.json").json()
     stages = [{"global_batch_size": 4, "mixture": {"web": 1}}]
     posted = server.post_plan({"seq_len": 16, "stages": stages})
-    answers = {path: server.get(path).json() for path in ("/v1/corpora", "/v1/plans")}
-    answers["/v1/corpora/{name}"] = server.get("/v1/corpora/web").json()
-    answers["/v1/plans/{plan_id}"] = posted.json()
+    responses = {path: server.get(path).json() for path in ("/v1/corpora", "/v1/plans")}
+    responses["/v1/corpora/{name}"] = server.get("/v1/corpora/web").json()
+    responses["/v1/plans/{plan_id}"] = posted.json()
 
     def check(value: Any, schema: dict[str, Any]) -> None:
         schema = schema.get("anyOf", [schema])[0]
@@ -273,9 +276,9 @@ def test_the_openapi_document_names_every_field_of_a_description(server: Running
             for name, each in value.items():
                 check(each, schema["properties"][name])
 
-    for path, answer in answers.items():
+    for path, response in responses.items():
         described = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]
-        check(answer, described["schema"])
+        check(response, described["schema"])
 
 
 def test_operation_ids_are_unique(server: RunningServer) -> None:

@@ -55,9 +55,9 @@ def test_a_head_that_comes_byte_by_byte_is_refused(
             except TimeoutError:
                 pass
         slow.socket.settimeout(20)
-        document = check_raw_problem(answer := slow.read(), 408, "request-timeout")
+        document = check_raw_problem(response := slow.read(), 408, "request-timeout")
         assert "within 1 s" in document["detail"]
-        assert answer.headers["connection"] == "close"
+        assert response.headers["connection"] == "close"
         assert slow.ended()
 
 
@@ -112,9 +112,9 @@ def test_no_route_receives_a_gigabyte(strict: RunningServer, method: str, path: 
         if framing == "announced":
             with RawConnection(strict) as polite:
                 polite.send(get(path, how, method=method))
-                document = check_raw_problem(answer := polite.read(), 413, "body-too-large")
+                document = check_raw_problem(response := polite.read(), 413, "body-too-large")
                 assert str(GIGABYTE) in document["detail"]
-                assert answer.headers["connection"] == "close"
+                assert response.headers["connection"] == "close"
                 assert polite.ended()
 
 
@@ -128,9 +128,9 @@ def test_too_many_connections_are_refused(strict: RunningServer) -> None:
             connection.send(HEALTH if number % 2 else TOKENS)
             assert connection.read().status == 200
         with RawConnection(strict) as refused:
-            document = check_raw_problem(answer := refused.read(), 503, "overloaded")
+            document = check_raw_problem(response := refused.read(), 503, "overloaded")
             assert "12 connections from 127.0.0.1" in document["detail"]
-            assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
+            assert (response.headers["connection"], response.headers["retry-after"]) == ("close", "1")
             assert refused.ended()
         kept[0].send(HEALTH)
         assert kept[0].read().status == 200

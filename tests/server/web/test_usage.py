@@ -49,17 +49,17 @@ def rows_seen(reference: ReferencePlan, since: int, step: int) -> dict[str, int]
 def test_usage_counts_the_rows_that_training_saw(
     server: RunningServer, plan_id: str, reference: ReferencePlan, since: int, step: int
 ) -> None:
-    answer = server.get(f"/v1/plans/{plan_id}/usage", step=step, since=since).json()
+    response = server.get(f"/v1/plans/{plan_id}/usage", step=step, since=since).json()
     seen = rows_seen(reference, since, step)
-    assert (answer["plan"], answer["step"], answer["since"]) == (plan_id, step, since)
-    assert answer["plan_step"] == reference.plan_step(step)
-    assert answer["sources"] == {
+    assert (response["plan"], response["step"], response["since"]) == (plan_id, step, since)
+    assert response["plan_step"] == reference.plan_step(step)
+    assert response["sources"] == {
         name: {"rows": rows, "tokens": 16 * rows, "epochs": rows / reference.sources[name].num_windows}
         for name, rows in seen.items()
     }
     skipped = 3 if (since <= 4 and step > 5) or (since <= 5 and step >= 5 and since < step) else 0
-    assert answer["skipped"]["steps"] == skipped
-    assert sum(each["rows"] for each in answer["skipped"]["sources"].values()) == 12 * skipped
+    assert response["skipped"]["steps"] == skipped
+    assert sum(each["rows"] for each in response["skipped"]["sources"].values()) == 12 * skipped
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_what_a_plan_answers_is_an_immutable_resource(
     server: RunningServer, plan_id: str, asked: str, other: str
 ) -> None:
     path = asked.format(plan_id)
-    answer = server.get(path)
-    assert "immutable" in answer.headers["Cache-Control"]
-    again = server.get(path, headers={"If-None-Match": answer.headers["ETag"]})
+    response = server.get(path)
+    assert "immutable" in response.headers["Cache-Control"]
+    again = server.get(path, headers={"If-None-Match": response.headers["ETag"]})
     assert (again.status, again.body) == (304, b"")
     head = server.get(path, method="HEAD")
     assert (head.status, head.body) == (200, b"")
-    assert head.headers["ETag"] == answer.headers["ETag"]
-    assert head.headers["Content-Length"] == str(len(answer.body))
-    assert server.get(path + other).headers["ETag"] != answer.headers["ETag"]
+    assert head.headers["ETag"] == response.headers["ETag"]
+    assert head.headers["Content-Length"] == str(len(response.body))
+    assert server.get(path + other).headers["ETag"] != response.headers["ETag"]
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_batches_of_a_mixture_are_the_reference_s_in_the_widest_type(
     server: RunningServer, corpora: Corpora, plan_id: str, step: int, count: int, dtype: str
 ) -> None:
     """uint8, uint16 and uint32 in one plan: one type for all its steps."""
-    answer = server.get("/v1/batches", plan=plan_id, step=step, count=count)
+    response = server.get("/v1/batches", plan=plan_id, step=step, count=count)
     shards = {name: corpora[name].shards for name in ("web", "text", "mixed")}
-    assert answer.headers["Corpus-Dtype"] == dtype
-    assert (answer.array() == batch(PLAN, shards, step, count=count)).all()
+    assert response.headers["Corpus-Dtype"] == dtype
+    assert (response.array() == batch(PLAN, shards, step, count=count)).all()
 
 
 @pytest.mark.parametrize("route", ["batches", "indices"])
@@ -127,8 +127,8 @@ def test_a_count_over_a_change_of_batch_size_is_refused_with_the_step(
     server: RunningServer, plan_id: str, route: str
 ) -> None:
     """Plan step 20 is training step 17."""
-    answer = server.get(f"/v1/{route}", plan=plan_id, step=10, count=8)
-    problem = check_problem(answer, 422, "invalid-parameter", parameter="count")
+    response = server.get(f"/v1/{route}", plan=plan_id, step=10, count=8)
+    problem = check_problem(response, 422, "invalid-parameter", parameter="count")
     assert "step 17" in problem["detail"]
     assert problem["accepted"] == "at most 7"
     assert server.get(f"/v1/{route}", plan=plan_id, step=10, count=7).status == 200

@@ -39,10 +39,10 @@ def test_tokens_and_documents_have_the_views_numbers(server: RunningServer) -> N
     assert server.get("/v1/corpora/hq/tokens", start=4, count=9).array().tolist() == whole[4:13]
     start = 0
     for number, document in enumerate(documents):
-        answer = server.get(f"/v1/corpora/hq/documents/{number}", format="json").json()
-        assert answer["tokens"] == tokens_of(document)
-        assert (answer["base_document"], answer["start"]) == (document, start)
-        start = answer["stop"]
+        response = server.get(f"/v1/corpora/hq/documents/{number}", format="json").json()
+        assert response["tokens"] == tokens_of(document)
+        assert (response["base_document"], response["start"]) == (document, start)
+        start = response["stop"]
         first = server.get(f"/v1/corpora/hq/documents/{document}", format="json", base="true").json()
         assert (first["document"], first["base_document"]) == (documents.index(document), document)
     for left_out in sorted({*range(len(STARTS) + 1)} - {*documents}):
@@ -74,10 +74,10 @@ def test_batches_indices_and_look_ups_agree(server: RunningServer) -> None:
             rows.append([each for at, n in its for each in range(at, at + n)])
             assert web[rows[-1]].tolist() == served[row].tolist()
     for document in range(7):
-        answer = server.get("/v1/lookup", plan=plan["id"], corpus="hq", document=document).json()
+        response = server.get("/v1/lookup", plan=plan["id"], corpus="hq", document=document).json()
         start, stop = STARTS[document : document + 2]
-        assert (answer["start"], answer["stop"]) == (start, stop)
-        found = [2 * each["step"] + each["row"] for each in answer["rows"] if each["step"] < 4]
+        assert (response["start"], response["stop"]) == (start, stop)
+        found = [2 * each["step"] + each["row"] for each in response["rows"] if each["step"] < 4]
         held = [n for n, row in enumerate(rows) if any(start <= each < stop for each in row)]
         assert found == held[: len(found)]
         assert set(held) - set(found) <= set(range(plan["sources"]["hq"]["num_windows"], 8))
@@ -95,11 +95,11 @@ def test_a_difference_names_the_documents(server: RunningServer) -> None:
         ]
         for name in ("hq", "less", "web")
     )
-    answer = server.get(f"/v1/plans/{one}/diff", other=other).json()
+    response = server.get(f"/v1/plans/{one}/diff", other=other).json()
     changes = [{"document": 2, "a": 2, "b": 1}, {"document": 6, "a": 1, "b": 0}]
     counts = {"num_documents": 2, "num_taken_out": 1, "num_put_in": 0}
-    assert answer["views"] == [{"a": "hq", "b": "less", **counts, "documents": changes}]
-    assert answer["rows"]["first_step"] is not None
+    assert response["views"] == [{"a": "hq", "b": "less", **counts, "documents": changes}]
+    assert response["rows"]["first_step"] is not None
     (change,) = server.get(f"/v1/plans/{plain}/diff", other=one).json()["views"]
     numbers = [n for n, count in enumerate(COUNTS) if count != 1]
     assert [each["document"] for each in change["documents"]] == numbers

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from corpus_server.errors import AnswerTooLarge
+from corpus_server.errors import ResponseTooLarge
 from corpus_server.work import Budget, ClientLeft, Limits, Turns, turns
 from tests.serving import wait_until
 
@@ -106,7 +106,7 @@ def test_a_question_may_use_so_much_processor_time() -> None:
                 pass
             budget.spend()
 
-    with pytest.raises(AnswerTooLarge, match="seconds of processor time"):
+    with pytest.raises(ResponseTooLarge, match="seconds of processor time"):
         compute()
 
 
@@ -115,13 +115,13 @@ def test_work_is_counted_and_refused_before_it_is_done() -> None:
     budget.spend(rows=60, num_bytes=10)
     budget.check(rows=40, num_bytes=990)
     assert budget.left_rows == 40
-    with pytest.raises(AnswerTooLarge) as refused:
+    with pytest.raises(ResponseTooLarge) as refused:
         budget.check(rows=41, parameter="count", remedy="ask for less")
     assert (refused.value.received, refused.value.accepted) == (101, "at most 100 rows")
     assert (refused.value.parameter, refused.value.remedy) == ("count", "ask for less")
-    with pytest.raises(AnswerTooLarge, match="at most 1000 bytes"):
+    with pytest.raises(ResponseTooLarge, match="at most 1000 bytes"):
         budget.check(num_bytes=991)
-    with pytest.raises(AnswerTooLarge):
+    with pytest.raises(ResponseTooLarge):
         budget.spend(rows=41)
 
 

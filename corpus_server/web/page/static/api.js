@@ -22,7 +22,7 @@ export const parse = (text) => JSON.parse(text, (_, value, context) => (
   Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context.source) ? BigInt(context.source) : value));
 BigInt.prototype.toJSON = function toJSON() { return JSON.rawJSON(String(this)); };
 
-async function answerTo(target, options = {}) {
+async function responseTo(target, options = {}) {
   const headers = { Accept: "application/json", ...options.headers };
   const token = sessionStorage.getItem(KEY);
   if (token) headers.Authorization = `Bearer ${token}`;
@@ -39,13 +39,13 @@ async function answerTo(target, options = {}) {
   throw new Problem(problem);
 }
 
-export const ask = async (target, options) => parse(await (await answerTo(target, options)).text());
+export const ask = async (target, options) => parse(await (await responseTo(target, options)).text());
 
 // Follows a route that sends events. EventSource could not send a token.
 export async function follow(target, { onEvent, onEnd, onProblem }) {
   for (;;) {
     try {
-      const response = await answerTo(target, { headers: { Accept: "text/event-stream" } });
+      const response = await responseTo(target, { headers: { Accept: "text/event-stream" } });
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
       let isFirst = true;
@@ -73,8 +73,8 @@ export const curl = (target, document_ = null) => `curl ${target.includes("follo
 // Shows an error instead of everything in the view but its name.
 export const instead = (error, target) => $("#view").replaceChildren($("h1"), problem(error), request(target));
 
-// Fills an element with what `show` makes of a route's answer, with the curl line that fetches the same. `isAll`: without
-// an answer there is nothing else to see.
+// Fills an element with what `show` makes of a route's response, with the curl line that fetches the same. `isAll`: without
+// a response there is nothing else to see.
 export async function fill(element, target, show, isAll = false) {
   const busy = setTimeout(() => element.replaceChildren(h("p", { class: "busy" }, "asking ...")), 150);
   try {

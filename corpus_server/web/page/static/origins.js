@@ -28,8 +28,8 @@ function whole(value) {
 }
 
 // All that is known of one document.
-export function metadata(answer) {
-  if (answer.metadata_problem) return [h("p", { class: "problem" }, answer.metadata_problem)];
-  if (!answer.metadata) return [];
-  return [h("h3", {}, `Document ${answer.document}`), facts(Object.entries(answer.metadata).map(([name, value]) => [visible(name), whole(value)]))];
+export function metadata(response) {
+  if (response.metadata_problem) return [h("p", { class: "problem" }, response.metadata_problem)];
+  if (!response.metadata) return [];
+  return [h("h3", {}, `Document ${response.document}`), facts(Object.entries(response.metadata).map(([name, value]) => [visible(name), whole(value)]))];
 }

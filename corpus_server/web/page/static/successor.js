@@ -8,8 +8,8 @@ const byStart = (ranges) => ranges.sort((a, b) => a[0] - b[0]);
 // The plan without documents of a corpus. A stage begins at the step: what was trained before stays as it was.
 export async function denied(plan, at, corpus, documents) {
   const ranges = await Promise.all(documents.map(async (each) => {
-    const answer = await ask(`/v1/corpora/${encodeURIComponent(corpus)}/documents/${each}?format=json`);
-    return [answer.start, answer.stop];
+    const response = await ask(`/v1/corpora/${encodeURIComponent(corpus)}/documents/${each}?format=json`);
+    return [response.start, response.stop];
   }));
   const made = structuredClone(plan);
   const n = made.stages.findLastIndex((stage) => stage.from_step <= at);
@@ -27,13 +27,13 @@ export function skipped(plan, start, stop) {
 // Keeps the successor of a plan, and shows where it first differs.
 export async function successor(element, id, document_, what) {
   try {
-    const answer = await ask("/v1/plans", { method: "POST", body: JSON.stringify(document_) });
-    const target = `/v1/plans/${id}/diff?other=${answer.id}`;
+    const response = await ask("/v1/plans", { method: "POST", body: JSON.stringify(document_) });
+    const target = `/v1/plans/${id}/diff?other=${response.id}`;
     const { rows } = await ask(target);
     element.replaceChildren(h("div", { class: "card" },
-      h("p", {}, `${what} Successor: `, planLink(answer.id), rows.equal_steps ? `. Steps before ${number(rows.equal_steps)} are the same by the documents; ` : ". By the documents every step may differ; ",
+      h("p", {}, `${what} Successor: `, planLink(response.id), rows.equal_steps ? `. Steps before ${number(rows.equal_steps)} are the same by the documents; ` : ". By the documents every step may differ; ",
         rows.first_step === null ? "no compared step differs." : `the first step that differs is ${number(rows.first_step)}.`,
-        " ", h("a", { href: `/page/plans/${id}/diff/${answer.id}` }, "What differs")),
+        " ", h("a", { href: `/page/plans/${id}/diff/${response.id}` }, "What differs")),
       rows.steps.length ? table(["step", "rows that differ"], rows.steps.map((each) => [each.step, each.num_rows])) : "",
       copyable(curl("/v1/plans", document_)), request(target)));
   } catch (error) {

@@ -208,7 +208,7 @@ def test_other_content_is_refused_with_the_way_out(
     open_corpus(shard, name="c", dtype=dtype).close()
 
 
-def test_a_sidecar_written_to_is_no_answer(shard: Path) -> None:
+def test_a_sidecar_written_to_is_no_response(shard: Path) -> None:
     with opened(shard) as corpus:
         os.utime(sidecar(shard), ns=(0, 0))
         with pytest.raises(CorpusChanged, match=r"a\.bin\.documents"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus_server.errors import AnswerTooLarge, InvalidParameter
+from corpus_server.errors import InvalidParameter, ResponseTooLarge
 from corpus_server.plan import Sampler
 from corpus_server.plan.questions import lookup
 from corpus_server.plan.questions.lookup import Sighting, Sightings
@@ -145,11 +145,11 @@ def test_a_window_that_stands_in_for_thousands_is_found_in_every_row() -> None:
 
 
 def test_a_window_that_stands_in_for_too_many_is_refused() -> None:
-    """Never an answer that leaves rows out: one window is left of 2.5 * 10^11."""
+    """Never a response that leaves rows out: one window is left of 2.5 * 10^11."""
     stage = {"from_step": 0, "global_batch_size": 100, "mixture": {"web": 1}}
     stage["exclude"] = {"web": [[0, 10**12 - 8]]}
     case = Case({"seq_len": 4, "stages": [stage]}, {"web": [10**12 + 1]})
-    with pytest.raises(AnswerTooLarge, match="at most 2097152 rows"):
+    with pytest.raises(ResponseTooLarge, match="at most 2097152 rows"):
         look_up(case.sampler(), "web", 10**12 - 1, 10**12)
 
 
@@ -185,7 +185,7 @@ def test_order_random_says_why_it_cannot() -> None:
 
 def test_a_range_of_too_many_windows_is_refused() -> None:
     case = Case({**random_order().document, "order": "shuffle"}, {"web": [10**12]})
-    with pytest.raises(AnswerTooLarge) as caught:
+    with pytest.raises(ResponseTooLarge) as caught:
         look_up(case.sampler(), "web", 0, 10**12)
     assert (caught.value.received, caught.value.remedy) == (249_999_999_999, "ask for fewer tokens")
     assert look_up(case.sampler(), "web", 4_001, 4_002, epochs=1000).num_found == 1000
@@ -200,7 +200,7 @@ def test_windows_times_epochs_are_bounded(num_windows: int, epochs: int, paramet
     sampler, first = mixed(10**6, 512), 4 * 1000 + 1  # windows begin every 4 tokens, and share one
     found = look_up(sampler, "web", first, first + 4 * num_windows - 3, epochs=epochs, most=most)
     assert found.num_found == num_windows * epochs
-    with pytest.raises(AnswerTooLarge) as caught:
+    with pytest.raises(ResponseTooLarge) as caught:
         look_up(sampler, "web", first, first + 4 * num_windows + 1, epochs=epochs, most=12)
     assert (caught.value.parameter, caught.value.received) == (parameter, (num_windows + 1) * epochs)
 
@@ -222,7 +222,7 @@ def test_rows_in_too_many_blocks_are_refused() -> None:
     """A row in each of so many epochs, whose blocks are apart."""
     sampler = mixed(10**6, 512)
     assert len(look_up(sampler, "web", 4_001, 4_002, epochs=4, most=4 + 4 * 256).rows) == 4
-    with pytest.raises(AnswerTooLarge) as caught:
+    with pytest.raises(ResponseTooLarge) as caught:
         look_up(sampler, "web", 4_001, 4_002, epochs=10, limit=5, most=10 + 4 * 256)
     assert (caught.value.parameter, caught.value.received) == ("limit", 10 + 5 * 256)
     assert caught.value.remedy is not None
@@ -246,7 +246,7 @@ def test_windows_that_stand_in_for_others_are_bounded_too(
     sampler = Case({"seq_len": 4, "stages": [stage]}, {"web": [401]}).sampler()
     expected = look_up(sampler, "web", start, stop, epochs=epochs)
     assert look_up(sampler, "web", start, stop, epochs=epochs, most=pairs + 256) == expected
-    with pytest.raises(AnswerTooLarge) as caught:
+    with pytest.raises(ResponseTooLarge) as caught:
         look_up(sampler, "web", start, stop, epochs=epochs, most=pairs - 1)
     assert (caught.value.received, caught.value.remedy) == (pairs, "ask for fewer epochs or tokens")
 
@@ -254,7 +254,7 @@ def test_windows_that_stand_in_for_others_are_bounded_too(
 def test_a_plan_has_no_more_epochs_than_its_last_step_reaches() -> None:
     stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 1}}
     sampler = Case({"seq_len": 4, "stages": [stage]}, {"web": [4 * 2**10 + 1]}).sampler()
-    with pytest.raises(AnswerTooLarge) as caught:
+    with pytest.raises(ResponseTooLarge) as caught:
         look_up(sampler, "web", 1, 2, epochs=2**70)
     assert (caught.value.parameter, caught.value.received) == ("epochs", 2**50 + 1)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus_server.errors import AnswerTooLarge
+from corpus_server.errors import ResponseTooLarge
 from corpus_server.plan import Sampler
 from corpus_server.plan.questions.usage import Usage, count_usage
 from corpus_server.work import Budget, Limits
@@ -43,7 +43,7 @@ def counted_tokens(reference: ReferencePlan, begin: int, step: int) -> Counter[s
 
 
 def rows(usage: Usage) -> tuple[dict[str, int], dict[str, int], int]:
-    """The same of an answer."""
+    """The same of a response."""
     return (
         {name: each.rows for name, each in usage.sources.items()},
         {name: each.rows for name, each in usage.skipped.items()},
@@ -125,7 +125,7 @@ def test_skipped_ranges_of_a_mixture_are_counted_up_to_a_limit(monkeypatch: pyte
     most = 2 * 2 * 256  # two ranges of a mixture, with a begin and an end each
     assert usage_between(case.sampler(), 0, 50, most).skipped_steps == 8
     more = case.with_fields(skip_steps=[*skip_steps, [38, 39]]).sampler()
-    with pytest.raises(AnswerTooLarge) as caught:
+    with pytest.raises(ResponseTooLarge) as caught:
         usage_between(more, 0, 50, most)
     error = caught.value
     assert (error.parameter, error.received) == ("step", 3 * 2 * 256)

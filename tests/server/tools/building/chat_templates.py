@@ -158,20 +158,20 @@ TEMPLATES: dict[str, tuple[str, dict[str, str]]] = {
     "tools": (_TOOLS, {"eos_token": "<|im_end|>"}),
 }
 _USER = {"role": "user", "content": "What is 2 + 2?"}
-_ANSWER = {"role": "assistant", "content": "It is 4.\n\n  Grüße \U0001f986 <b>&\"'"}
+_RESPONSE = {"role": "assistant", "content": "It is 4.\n\n  Grüße \U0001f986 <b>&\"'"}
 _CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": "ü <"}}}
 CHATS: list[list[dict[str, Any]]] = [
-    [_USER, _ANSWER],
-    [_USER, _ANSWER, {"role": "user", "content": " And 世界? "}, {"role": "assistant", "content": "42 "}],
-    [{"role": "system", "content": "Be brief."}, _USER, _ANSWER],
+    [_USER, _RESPONSE],
+    [_USER, _RESPONSE, {"role": "user", "content": " And 世界? "}, {"role": "assistant", "content": "42 "}],
+    [{"role": "system", "content": "Be brief."}, _USER, _RESPONSE],
     [_USER],
     [
         _USER,
         {"role": "assistant", "content": None, "tool_calls": [_CALL]},
         {"role": "tool", "content": "4"},
-        _ANSWER,
+        _RESPONSE,
     ],
-    [_ANSWER, _USER],
+    [_RESPONSE, _USER],
 ]
 
 

@@ -224,7 +224,7 @@ def test_packed_rows_carry_the_masks_of_conversations(tmp_path: Path) -> None:
     with RunningServer({"out": tmp_path / "out"}, tmp_path) as server:
         made = server.get("/v1/plans", method="POST", body=json.dumps(plan).encode()).json()
         query = f"plan={made['id']}&step=0&count=1&format=json&with=loss_mask"
-        answer = server.get(f"/v1/batches?{query}").json()
+        response = server.get(f"/v1/batches?{query}").json()
         shown = server.get(f"/v1/plans/{made['id']}/rows?step=0&targets=true").json()["rows"]
         plain = server.get(f"/v1/plans/{made['id']}/rows?step=0").json()["rows"]
         spans = server.get("/v1/corpora/out/spans?count=500&targets=true").json()["spans"]
@@ -237,7 +237,7 @@ def test_packed_rows_carry_the_masks_of_conversations(tmp_path: Path) -> None:
         assert texts
         assert all("<|im_start|>" not in text for text in texts)
         assert any("It is 4." in text for text in texts)
-    tokens, masks = (np.array(answer[name]).reshape(2, -1) for name in ("tokens", "loss_mask"))
+    tokens, masks = (np.array(response[name]).reshape(2, -1) for name in ("tokens", "loss_mask"))
     found = 0
     for row, mask in zip(tokens.tolist(), masks.tolist(), strict=True):
         start = 0

@@ -188,8 +188,8 @@ def test_merged_corpora_keep_their_masks_and_rows_of_a_plan_have_them(tmp_path: 
         query = (
             "corpus=both&seq_len=3&stride=4&batch_size=4&order=sequential&step=0&format=json&with=loss_mask"
         )
-        answer = json.loads(server.get(f"/v1/batches?{query}").body)
-        assert np.array(answer["loss_mask"]).reshape(4, 4).tolist() == [
+        response = json.loads(server.get(f"/v1/batches?{query}").body)
+        assert np.array(response["loss_mask"]).reshape(4, 4).tolist() == [
             [0, 1, 1, 1],
             [1, 1, 0, 0],
             [1] * 4,

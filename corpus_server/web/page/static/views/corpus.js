@@ -19,14 +19,14 @@ function here(changes) {
 function showTokens(start, above = []) {
   const target = address(`${route}/spans`, { start, count: COUNT, targets: "true" });
   here({ start });
-  return fill($("#text"), target, (answer) => [
+  return fill($("#text"), target, (response) => [
     ...above,
-    h("p", {}, `tokens ${number(answer.start)} to ${number(answer.stop)} of ${number(answer.num_tokens)}`),
-    spans(answer.spans, name),
+    h("p", {}, `tokens ${number(response.start)} to ${number(response.stop)} of ${number(response.num_tokens)}`),
+    spans(response.spans, name),
     h("div", { class: "buttons" },
-      h("button", { type: "button", disabled: answer.start === 0, onclick: () => showTokens(Math.max(0, answer.start - COUNT)) }, "Before"),
-      h("button", { type: "button", disabled: answer.stop >= answer.num_tokens, onclick: () => showTokens(answer.stop) }, "After"),
-      h("a", { class: "button", href: address("/page/lookup", { corpus: name, token: answer.start }) }, "Which steps see it?")),
+      h("button", { type: "button", disabled: response.start === 0, onclick: () => showTokens(Math.max(0, response.start - COUNT)) }, "Before"),
+      h("button", { type: "button", disabled: response.stop >= response.num_tokens, onclick: () => showTokens(response.stop) }, "After"),
+      h("a", { class: "button", href: address("/page/lookup", { corpus: name, token: response.start }) }, "Which steps see it?")),
   ]);
 }
 
@@ -53,10 +53,10 @@ $("#random").addEventListener("click", () => showTokens(Math.floor(Math.random()
 $("#search").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = new FormData(event.target).get("text");
-  fill($("#found"), address(`${route}/search`, { text }), (answer) => [
-    h("p", {}, `${answer.found.length} found in ${number(answer.num_searched_tokens)} of ${number(answer.num_tokens)} tokens`,
-      answer.num_searched_tokens < answer.num_tokens ? ", a sample" : ""),
-    ...answer.found.map((each) => h("p", { class: "found" },
+  fill($("#found"), address(`${route}/search`, { text }), (response) => [
+    h("p", {}, `${response.found.length} found in ${number(response.num_searched_tokens)} of ${number(response.num_tokens)} tokens`,
+      response.num_searched_tokens < response.num_tokens ? ", a sample" : ""),
+    ...response.found.map((each) => h("p", { class: "found" },
       h("a", { href: `${corpusAddress(name)}?start=${each.token}` }, `token ${number(each.token)}`),
       each.document === null ? "" : `, document ${number(each.document)}`,
       h("span", { class: "text" }, visible(each.before), h("mark", {}, visible(each.text)), visible(each.after)))),
@@ -80,21 +80,21 @@ fill($("#facts"), route, (corpus) => {
   ]), code("Python", `from corpus_client import CorpusLoader\n\nloader = CorpusLoader("${location.origin}", corpus=${JSON.stringify(name)}, seq_len=1024, global_batch_size=512, seed=1337, run="my-run")`)];
 }, true);
 
-fill($("#statistics"), `${route}/statistics`, (answer) => {
-  const lengths = answer.document_lengths;
-  const shown = [h("p", {}, `Of ${number(answer.num_sampled_tokens)} sampled tokens, ${number(answer.num_distinct_tokens)} are distinct.`)];
+fill($("#statistics"), `${route}/statistics`, (response) => {
+  const lengths = response.document_lengths;
+  const shown = [h("p", {}, `Of ${number(response.num_sampled_tokens)} sampled tokens, ${number(response.num_distinct_tokens)} are distinct.`)];
   if (lengths && lengths.num_sampled) {
     shown.push(h("h3", {}, "Lengths of documents"),
       h("p", {}, `${number(lengths.num_sampled)} documents sampled: median ${number(lengths.quantiles["0.5"])}, mean ${number(lengths.mean)}, longest ${number(lengths.quantiles["1.0"])} tokens`),
       chart({ x: lengths.histogram.map((_, n) => n), bars: true, xLabel: "tokens, at least",
         xText: (n) => (Number.isInteger(n) && n >= 0 && n < lengths.histogram.length ? number(lengths.histogram[n][0]) : ""), series: [{ label: "documents", values: lengths.histogram.map(([, count]) => count) }] }));
   }
-  if (answer.counts_by_rank.length > 1) {
+  if (response.counts_by_rank.length > 1) {
     shown.push(h("h3", {}, "Frequencies of tokens"),
-      chart({ x: answer.counts_by_rank.map(([rank]) => rank), logX: true, logY: true, xLabel: "rank",
-        series: [{ label: "occurrences", values: answer.counts_by_rank.map(([, count]) => count) }] }));
+      chart({ x: response.counts_by_rank.map(([rank]) => rank), logX: true, logY: true, xLabel: "rank",
+        series: [{ label: "occurrences", values: response.counts_by_rank.map(([, count]) => count) }] }));
   }
   shown.push(h("details", {}, h("summary", {}, "Most frequent tokens"), table(["token", "text", "occurrences"],
-    answer.top_tokens.map((each) => [String(each.token), h("code", { class: "token" }, each.text === null ? "" : JSON.stringify(visible(each.text))), each.count]))));
+    response.top_tokens.map((each) => [String(each.token), h("code", { class: "token" }, each.text === null ? "" : JSON.stringify(visible(each.text))), each.count]))));
   return shown;
 });

@@ -4,16 +4,16 @@ import { fill } from "../api.js";
 const { plan_id: one, other } = parameters;
 const shown = (value) => h("code", {}, value === null ? "-" : JSON.stringify(value));
 
-fill($("#diff"), `/v1/plans/${one}/diff?other=${other}`, (answer) => [
-  h("p", {}, "Plan ", planLink(answer.a), " and plan ", planLink(answer.b), "."),
-  table(["field", "first plan", "second plan"], answer.fields.map((field) => [field.field, shown(field.a), shown(field.b)])),
+fill($("#diff"), `/v1/plans/${one}/diff?other=${other}`, (response) => [
+  h("p", {}, "Plan ", planLink(response.a), " and plan ", planLink(response.b), "."),
+  table(["field", "first plan", "second plan"], response.fields.map((field) => [field.field, shown(field.a), shown(field.b)])),
   h("h2", {}, "Steps"),
-  h("p", {}, proof(answer.rows)),
-  answer.rows.steps.length ? table(["step", "rows that differ", "which", "open"], answer.rows.steps.map((step) => [
+  h("p", {}, proof(response.rows)),
+  response.rows.steps.length ? table(["step", "rows that differ", "which", "open"], response.rows.steps.map((step) => [
     step.step, step.num_rows, step.rows.slice(0, 8).map(([start, stop]) => `${start}-${stop - 1}`).join(", "),
     h("span", {}, h("a", { href: stepAddress(one, step.step) }, "first"), " ", h("a", { href: stepAddress(other, step.step) }, "second")),
   ])) : "",
-  ...answer.views.flatMap(documents),
+  ...response.views.flatMap(documents),
 ]);
 
 function documents(change) {

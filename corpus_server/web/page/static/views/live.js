@@ -10,7 +10,7 @@ const ago = (minutes) => (minutes === 0 ? "now" : `${number(minutes)} min`);
 const lines = (label, more = {}) => chart({ x: [], xLabel: null, xText: ago, xSteps: STEPS, height: 150, series: [{ label, values: [] }], ...more });
 const charts = {};
 
-// The charts that an answer describes; drawn once, then fed.
+// The charts that a response describes; drawn once, then fed.
 function drawn(live) {
   for (const each of live.charts) {
     if (each.title in charts) continue;

@@ -22,17 +22,17 @@ async function look() {
   history.replaceState(null, "", address(location.pathname, given));
   const { plan, corpus, epochs } = given;
   if (given.text) {
-    return fill($("#found"), address(`/v1/corpora/${encodeURIComponent(corpus)}/search`, { text: given.text }), (answer) => [
-      h("p", {}, `${answer.found.length} places in ${number(answer.num_searched_tokens)} of ${number(answer.num_tokens)} tokens:`),
-      ...answer.found.map((each) => h("p", { class: "found" },
+    return fill($("#found"), address(`/v1/corpora/${encodeURIComponent(corpus)}/search`, { text: given.text }), (response) => [
+      h("p", {}, `${response.found.length} places in ${number(response.num_searched_tokens)} of ${number(response.num_tokens)} tokens:`),
+      ...response.found.map((each) => h("p", { class: "found" },
         h("a", { href: address("/page/lookup", { plan, corpus, token: each.token, epochs }) }, `token ${number(each.token)}`),
         h("span", { class: "text" }, visible(each.before), h("mark", {}, visible(each.text)), visible(each.after)))),
     ]);
   }
   const target = address("/v1/lookup", { plan, corpus, document: given.document, token: given.document ? "" : given.token, epochs });
-  return fill($("#found"), target, (answer) => [
-    h("p", {}, `Tokens ${number(answer.start)} to ${number(answer.stop)} are in ${number(answer.num_found)} rows of the first ${epochs === "1" ? "epoch" : `${epochs} epochs`}${answer.truncated ? "; the earliest are shown" : ""}.`),
-    table(["epoch", "step", "row", "first token of the row"], answer.rows.map((row) => [row.epoch,
+  return fill($("#found"), target, (response) => [
+    h("p", {}, `Tokens ${number(response.start)} to ${number(response.stop)} are in ${number(response.num_found)} rows of the first ${epochs === "1" ? "epoch" : `${epochs} epochs`}${response.truncated ? "; the earliest are shown" : ""}.`),
+    table(["epoch", "step", "row", "first token of the row"], response.rows.map((row) => [row.epoch,
       row.step === null ? "skipped" : h("a", { href: `${stepAddress(plan, row.step)}?row=${row.row}` }, number(row.step)), row.row, row.start])),
   ]);
 }

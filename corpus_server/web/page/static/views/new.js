@@ -30,11 +30,11 @@ async function check() {
     code("Python", loaderOf(plan), true),
     code("curl", curl("/v1/plans", plan), true));
   try {
-    const answer = await ask("/v1/plans?keep=false", { method: "POST", body: text.value });
+    const response = await ask("/v1/plans?keep=false", { method: "POST", body: text.value });
     if (mine !== asked) return;
-    verdict.replaceChildren(table(["source", "rows", "steps per epoch", "share"], Object.entries(answer.sources).map(([name, source]) => [
-      name, source.num_windows, source.steps_per_epoch ?? "no epochs", `${(answer.stages.at(-1).weights_65536[name] / 655.36 || 0).toFixed(2)} %`])),
-    h("p", {}, `${plural(answer.stages.length, "stage")}, tokens of ${answer.dtype}`));
+    verdict.replaceChildren(table(["source", "rows", "steps per epoch", "share"], Object.entries(response.sources).map(([name, source]) => [
+      name, source.num_windows, source.steps_per_epoch ?? "no epochs", `${(response.stages.at(-1).weights_65536[name] / 655.36 || 0).toFixed(2)} %`])),
+    h("p", {}, `${plural(response.stages.length, "stage")}, tokens of ${response.dtype}`));
     $("#keep").disabled = false;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
@@ -53,8 +53,8 @@ form.addEventListener("input", (event) => {
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
-    const answer = await ask("/v1/plans", { method: "POST", body: text.value });
-    location.href = `/page/plans/${answer.id}`;
+    const response = await ask("/v1/plans", { method: "POST", body: text.value });
+    location.href = `/page/plans/${response.id}`;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     $("#verdict").replaceChildren(problem(error));

@@ -17,17 +17,17 @@ $("#compare").addEventListener("submit", (event) => {
 });
 
 // A stage has no end in the plan: the last one is drawn until each of its sources has had one more epoch.
-function lastStep(answer) {
-  const last = answer.stages.at(-1);
+function lastStep(response) {
+  const last = response.stages.at(-1);
   const begin = last.first_step ?? last.from_step;
-  const more = Object.keys(last.weights_65536).map((name) => answer.sources[name].steps_per_epoch ?? 1000);
+  const more = Object.keys(last.weights_65536).map((name) => response.sources[name].steps_per_epoch ?? 1000);
   return Math.ceil(begin + Math.max(1, ...more, begin / 10));
 }
 
 const share = (stage, name) => `${((stage.weights_65536[name] ?? 0) / 655.36).toFixed(2)} %`;
 
-function bands(answer, names, stop) {
-  const stages = answer.stages.filter((stage) => stage.first_step !== null);
+function bands(response, names, stop) {
+  const stages = response.stages.filter((stage) => stage.first_step !== null);
   return h("div", { class: "bands", role: "group", "aria-label": "Shares of the sources over the stages" },
     stages.map((stage, n) => {
       const end = stages[n + 1]?.first_step ?? stop;
@@ -45,11 +45,11 @@ function bands(answer, names, stop) {
     }));
 }
 
-function epochs(answer, names, stop) {
-  const stages = answer.stages.filter((stage) => stage.first_step !== null);
+function epochs(response, names, stop) {
+  const stages = response.stages.filter((stage) => stage.first_step !== null);
   const x = [...new Set([...stages.map((stage) => stage.first_step), stop])];
-  const series = names.filter((name) => answer.sources[name].steps_per_epoch !== null).map((name) => {
-    const windows = answer.sources[name].num_windows;
+  const series = names.filter((name) => response.sources[name].steps_per_epoch !== null).map((name) => {
+    const windows = response.sources[name].num_windows;
     let rows = 0;
     const values = x.map((step) => {
       const n = stages.findLastIndex((stage) => stage.first_step <= step);
@@ -62,32 +62,32 @@ function epochs(answer, names, stop) {
   return series.length ? chart({ x, series, xLabel: "step" }) : h("p", {}, "Order random has no epochs.");
 }
 
-fill($("#facts"), `/v1/plans/${id}`, (answer) => {
-  const names = Object.keys(answer.sources);
-  const stop = lastStep(answer);
+fill($("#facts"), `/v1/plans/${id}`, (response) => {
+  const names = Object.keys(response.sources);
+  const stop = lastStep(response);
   const legend = h("p", { class: "legend" }, names.map((name, k) => h("span", {}, dot(colour(k)), h("a", { href: corpusAddress(name) }, name))));
   // Of one source every band would be one colour.
-  $("#stages").replaceChildren(...(names.length > 1 ? [legend, bands(answer, names, stop)] : []), table(
+  $("#stages").replaceChildren(...(names.length > 1 ? [legend, bands(response, names, stop)] : []), table(
     ["from step", "batch", ...names, "excluded windows"],
-    answer.stages.map((stage) => [
+    response.stages.map((stage) => [
       stage.first_step === null ? "skipped" : number(stage.first_step), stage.global_batch_size,
       ...names.map((name) => share(stage, name)),
       Object.values(stage.excluded_windows).reduce((sum, each) => sum + each, 0)])));
   $("#sources").replaceChildren(table(["source", "rows", "fill", "steps per epoch"], names.map((name) => [h("a", { href: corpusAddress(name) }, name),
-    answer.sources[name].num_windows, answer.sources[name].fill === undefined ? "whole" : `${(100 * answer.sources[name].fill).toFixed(2)} %`, answer.sources[name].steps_per_epoch ?? "no epochs"])));
-  $("#epochs").replaceChildren(epochs(answer, names, stop));
+    response.sources[name].num_windows, response.sources[name].fill === undefined ? "whole" : `${(100 * response.sources[name].fill).toFixed(2)} %`, response.sources[name].steps_per_epoch ?? "no epochs"])));
+  $("#epochs").replaceChildren(epochs(response, names, stop));
   // A plan that continues others says only its last stage; all else stands in the first one.
-  const plan = answer.root?.plan ?? answer.plan;
-  const text = JSON.stringify(answer.plan, null, 2);
+  const plan = response.root?.plan ?? response.plan;
+  const text = JSON.stringify(response.plan, null, 2);
   $("#document").replaceChildren(code("JSON", text),
-    code("curl", curl("/v1/plans", answer.plan)),
-    answer.root ? "" : code("Python", loaderOf(answer.plan)));
+    code("curl", curl("/v1/plans", response.plan)),
+    response.root ? "" : code("Python", loaderOf(response.plan)));
   return [facts([
-    ...(answer.root ? [["continues", planLink(answer.root.id)], ["stages", answer.num_stages === answer.stages.length ? answer.num_stages : `${number(answer.num_stages)}, of which the last ${number(answer.stages.length)} are shown`]] : []),
+    ...(response.root ? [["continues", planLink(response.root.id)], ["stages", response.num_stages === response.stages.length ? response.num_stages : `${number(response.num_stages)}, of which the last ${number(response.stages.length)} are shown`]] : []),
     ["seq_len", plan.seq_len], ["stride", plan.stride], ["seed", String(plan.seed)],
     ["order", typeof plan.order === "string" ? plan.order : JSON.stringify(plan.order)],
     ["rows", plan.rows === undefined ? "windows" : Object.keys(plan.rows)[0]],
-    ["dtype", answer.dtype], ["shards", answer.shards.length],
+    ["dtype", response.dtype], ["shards", response.shards.length],
     ["skipped steps", plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
   ])];
 }, true);

@@ -21,28 +21,28 @@ const rounded = (value) => (value === null ? "\u221e" : Number(value.toPrecision
 
 function show() {
   history.replaceState(null, "", address(location.pathname, asked()));
-  fill($("#losses"), address(`${route}/losses`, asked()), (answer) => {
-    plan = answer.plans.at(-1);
-    $("#plans").replaceChildren(answer.plans.length > 1 ? "of the plans " : "of the plan ", ...answer.plans.flatMap((id, n) => [n ? ", " : "", planLink(id)]));
-    form.elements.step.value ||= answer.stop;
-    const names = Object.keys(answer.losses);
+  fill($("#losses"), address(`${route}/losses`, asked()), (response) => {
+    plan = response.plans.at(-1);
+    $("#plans").replaceChildren(response.plans.length > 1 ? "of the plans " : "of the plan ", ...response.plans.flatMap((id, n) => [n ? ", " : "", planLink(id)]));
+    form.elements.step.value ||= response.stop;
+    const names = Object.keys(response.losses);
     const last = (values) => values.findLast((value) => value !== null) ?? null;
     return [
-      chart({ x: answer.steps, xLabel: "step", series: names.map((name) => ({ label: name, values: answer.losses[name] })), height: 300,
+      chart({ x: response.steps, xLabel: "step", series: names.map((name) => ({ label: name, values: response.losses[name] })), height: 300,
         onClick: (at) => { location.href = stepAddress(plan, at); } }),
-      h("p", { class: "quiet" }, `Each point is the mean of ${answer.width === 1 ? "a step" : `${number(answer.width)} steps`}; ${number(answer.num_rows)} rows${answer.ranks_apart > 1 ? `, those of every ${answer.ranks_apart}th rank` : ""}. A click shows what the step saw.`),
+      h("p", { class: "quiet" }, `Each point is the mean of ${response.width === 1 ? "a step" : `${number(response.width)} steps`}; ${number(response.num_rows)} rows${response.ranks_apart > 1 ? `, those of every ${response.ranks_apart}th rank` : ""}. A click shows what the step saw.`),
       table(["source", "first mean", "last mean", "rows"], names.map((name) => [
-        name, answer.losses[name].find((value) => value !== null) ?? "", last(answer.losses[name]) ?? "", answer.rows[name].reduce((sum, each) => sum + each, 0)])),
+        name, response.losses[name].find((value) => value !== null) ?? "", last(response.losses[name]) ?? "", response.rows[name].reduce((sum, each) => sum + each, 0)])),
     ];
   });
-  fill($("#spikes"), address(`${route}/spikes`, asked({ count: 20 })), (answer) => {
-    listed(answer.documents);
-    if (!answer.rows.length) return h("p", {}, "No row stands out.");
+  fill($("#spikes"), address(`${route}/spikes`, asked({ count: 20 })), (response) => {
+    listed(response.documents);
+    if (!response.rows.length) return h("p", {}, "No row stands out.");
     return [
-      table(["row", "source", "loss", "usual", "deviations", "documents"], answer.rows.map((each) => [
+      table(["row", "source", "loss", "usual", "deviations", "documents"], response.rows.map((each) => [
         rowLink(each), each.source, rounded(each.loss), each.usual === null ? "" : rounded(each.usual), rounded(each.score),
         each.documents === null ? "" : h("span", {}, ...each.documents.slice(0, 5).map((its) => documentLink(each.source, its.document)), each.documents.length > 5 ? `and ${each.documents.length - 5} more` : "")])),
-      ...Object.entries(answer.unresolved).map(([id, why]) => h("p", { class: "problem" }, `Documents of plan ${id.slice(0, 12)} are not known: ${why}`)),
+      ...Object.entries(response.unresolved).map(([id, why]) => h("p", { class: "problem" }, `Documents of plan ${id.slice(0, 12)} are not known: ${why}`)),
     ];
   });
 }

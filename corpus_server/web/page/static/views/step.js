@@ -60,14 +60,14 @@ async function show(first = 0) {
     const begin = rank * share + first;
     const count = Math.min(PAGE, share - first);
     const target = address(`/v1/plans/${id}/rows`, { step, first: begin, count, targets: "true", ...ranks() });
-    const answer = await ask(target);
-    const shown = [...answer.problems.map((each) => h("p", { class: "problem" }, each)), ...answer.rows.map(row)];
+    const response = await ask(target);
+    const shown = [...response.problems.map((each) => h("p", { class: "problem" }, each)), ...response.rows.map(row)];
     if (first) $("#rows").append(...shown, request(target));
     else $("#rows").replaceChildren(...shown, request(target));
     $("#more").hidden = first + count >= share;
     $("#more").onclick = () => show(first + count);
-    $("#skip").elements.start.value = answer.plan_step;
-    $("#skip").elements.stop.value = answer.plan_step + 1;
+    $("#skip").elements.start.value = response.plan_step;
+    $("#skip").elements.stop.value = response.plan_step + 1;
     if (!$("#skim").elements.from.value) fillSkim(step, step + 7);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
@@ -106,11 +106,11 @@ async function skim(from, to) {
     for (let at = from; at <= last; at += 1) {
       const share = Math.floor(stageOf(at).global_batch_size / worldSize);
       const target = address(`/v1/plans/${id}/rows`, { step: at, first: rank * share, count: Math.min(SKIMMED_ROWS, share), ...ranks() });
-      const answer = await ask(target);
+      const response = await ask(target);
       holder.append(h("article", { class: spiked.has(at) ? "card spike" : "card", "aria-current": at === step ? "step" : null },
         h("h2", {}, h("a", { href: stepAddress(id, at), onclick: (event) => { event.preventDefault(); go(at); $("#legend").scrollIntoView(); } }, `Step ${number(at)}`),
           spiked.has(at) ? h("span", { class: "badge" }, "spike") : null),
-        h("ol", {}, answer.rows.map(beginning)),
+        h("ol", {}, response.rows.map(beginning)),
         share > SKIMMED_ROWS ? h("p", { class: "quiet" }, `and ${number(share - SKIMMED_ROWS)} more rows`) : null));
       if (at === last) holder.append(request(target));
     }

@@ -13,13 +13,13 @@ import pytest
 
 from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.questions import samples
-from corpus_server.answers.questions.ranges import SpansQuery, spans
-from corpus_server.answers.questions.rows import RowsQuery, rows
-from corpus_server.answers.questions.samples import SearchQuery, StatisticsQuery, search, statistics
-from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import AnswerTooLarge
+from corpus_server.errors import ResponseTooLarge
+from corpus_server.responses.questions import samples
+from corpus_server.responses.questions.ranges import SpansQuery, spans
+from corpus_server.responses.questions.rows import RowsQuery, rows
+from corpus_server.responses.questions.samples import SearchQuery, StatisticsQuery, search, statistics
+from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.work import Budget, ClientLeft
 from tests.corpora import write_megatron, write_raw
@@ -205,7 +205,7 @@ def test_no_more_is_shown_than_a_text_may_have(
         if limit == fits:
             assert ask(service, plan_id).status == 200
         else:
-            with pytest.raises(AnswerTooLarge, match=f"would take {fits}"):
+            with pytest.raises(ResponseTooLarge, match=f"would take {fits}"):
                 ask(service, plan_id)
 
 

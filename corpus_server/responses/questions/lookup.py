@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.question import PlanQuery, Token, integer, question
-from corpus_server.answers.response import Response, json_response, not_modified
-from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import plan_headers, plan_of
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.questions.lookup import Sighting, look_up
+from corpus_server.responses.question import PlanQuery, Token, integer, question
+from corpus_server.responses.response import Response, json_response, not_modified
+from corpus_server.responses.service import Service
+from corpus_server.responses.tokens import plan_headers, plan_of
 from corpus_server.work import Budget, Limits
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from corpus_server.admission.request import RUN_PATTERN
-from corpus_server.answers.response import Response
 from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
+from corpus_server.responses.response import Response
 
 _PATTERNS = {
     "^[0-9a-f]{64}$": "the 64 digits (0-9, a-f) of a plan's id",

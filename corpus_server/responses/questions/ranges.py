@@ -10,11 +10,26 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.arrays import array_response
-from corpus_server.answers.documents import find_metadata
-from corpus_server.answers.forms import check_form, json_arrays
-from corpus_server.answers.question import CorpusName, FormatQuery, QueryParameters, Token, integer, question
-from corpus_server.answers.response import (
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.shards import contents
+from corpus_server.corpus.views import View
+from corpus_server.described import described
+from corpus_server.errors import InvalidParameter
+from corpus_server.read import text
+from corpus_server.read.bound_plan import Source
+from corpus_server.read.reading import RangeReading, num_bytes, read_arrays
+from corpus_server.responses.arrays import array_response
+from corpus_server.responses.documents import find_metadata
+from corpus_server.responses.forms import check_form, json_arrays
+from corpus_server.responses.question import (
+    CorpusName,
+    FormatQuery,
+    QueryParameters,
+    Token,
+    integer,
+    question,
+)
+from corpus_server.responses.response import (
     NO_STORE,
     RANGE_HEADER,
     Format,
@@ -24,16 +39,8 @@ from corpus_server.answers.response import (
     not_modified,
     text_response,
 )
-from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import TOKEN_LIMITS, TOKENS, choose_format, representation
-from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.shards import contents
-from corpus_server.corpus.views import View
-from corpus_server.described import described
-from corpus_server.errors import InvalidParameter
-from corpus_server.read import text
-from corpus_server.read.bound_plan import Source
-from corpus_server.read.reading import RangeReading, num_bytes, read_arrays
+from corpus_server.responses.service import Service
+from corpus_server.responses.tokens import TOKEN_LIMITS, TOKENS, choose_format, representation
 from corpus_server.work import Budget
 
 DocumentNumber = Annotated[str, Field(pattern="^[0-9]{1,19}$")]

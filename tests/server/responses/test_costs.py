@@ -80,7 +80,7 @@ def check_becomes_idle(server: RunningServer, seconds: float = 3.0) -> None:
 
 
 def check_others_are_served(server: RunningServer) -> None:
-    """Check that another caller gets descriptions and tokens; a short refusal is no answer."""
+    """Check that another caller gets descriptions and tokens; a short refusal is no response."""
     for path in ("/healthz", "/v1/corpora/small"):
         began = time.monotonic()
         assert server.get(path).status == 200
@@ -127,18 +127,18 @@ def skipping(server: RunningServer) -> str:
     """The id of a plan with 10^4 skipped ranges, in two stages."""
     skipped = [[3 * k + 10, 3 * k + 11] for k in range(10_000)]
     document = stages(2) | {"skip_steps": skipped}
-    answer = server.post_plan(document)
-    assert answer.status == 200, answer.body
-    return str(answer.json()["id"])
+    response = server.post_plan(document)
+    assert response.status == 200, response.body
+    return str(response.json()["id"])
 
 
 def test_usage_over_many_skipped_ranges_costs_little(server: RunningServer, skipping: str) -> None:
     before = cpu_seconds(server)
-    answer = server.get(f"/v1/plans/{skipping}/usage", step=40_000)
-    if answer.status == 200:
-        assert answer.json()["skipped"]["steps"] == 10_000
+    response = server.get(f"/v1/plans/{skipping}/usage", step=40_000)
+    if response.status == 200:
+        assert response.json()["skipped"]["steps"] == 10_000
     else:
-        assert check_problem(answer, 422, "answer-too-large")["remedy"]
+        assert check_problem(response, 422, "response-too-large")["remedy"]
     assert cpu_seconds(server) - before < CPU_SECONDS / 2
 
 
@@ -222,7 +222,7 @@ def test_a_dear_question_waits_for_nobody_and_stops_with_its_caller(
 
 @pytest.mark.parametrize("question", ["indices", "indices-json", "lookup", "json", "checksum"])
 def test_a_dear_question_grows_within_bounds(server: RunningServer, question: str) -> None:
-    """Four answers of up to 64 MiB at once cost no more than one and a half times their size."""
+    """Four responses of up to 64 MiB at once cost no more than one and a half times their size."""
     check_becomes_idle(server)
 
     def ask(number: int) -> int:

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from corpus_server import metrics
-from corpus_server.answers.response import Answered
+from corpus_server.responses.response import Answered
 
 MAX_METHOD = 32
 """Characters of a method in lines and spans; a client may send as many as fit into a head."""

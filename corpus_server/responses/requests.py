@@ -6,8 +6,8 @@ import logging
 import time
 
 from corpus_server import metrics
-from corpus_server.answers import tracing
-from corpus_server.answers.response import Answered
+from corpus_server.responses import tracing
+from corpus_server.responses.response import Answered
 
 SLOW_SECONDS = 1.0
 """A response that took longer is notable; the median of small ones is below a millisecond."""

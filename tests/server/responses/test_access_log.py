@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from corpus_server.admission.request import Caller, RequestHead
-from corpus_server.answers import requests as module
-from corpus_server.answers.requests import MAX_LINES, SLOW_SECONDS, Requests
-from corpus_server.answers.response import Answered
+from corpus_server.responses import requests as module
+from corpus_server.responses.requests import MAX_LINES, SLOW_SECONDS, Requests
+from corpus_server.responses.response import Answered
 
 HEAD = RequestHead(
     "GET",

@@ -34,7 +34,7 @@ class Source:
         paths: its shards.
         plan: document with fingerprints, as the server returned it.
         shards: (corpus, file name) in the order of the plan's shard list.
-        tokens: `(STEPS, rows, seq_len + 1)`, the right answer to every step.
+        tokens: `(STEPS, rows, seq_len + 1)`, the right response to every step.
         located: `(STEPS, rows, 2) int64`, shard and start of every row.
         phase: of the last shard; whoever changes the file sets CHANGING before and CHANGED after.
         change: what was done to it.
@@ -78,7 +78,7 @@ class World:
 
     @classmethod
     def start(
-        cls, folder: Path, draw: random.Random, *, max_concurrent_answers: int, tls: bool = False
+        cls, folder: Path, draw: random.Random, *, max_concurrent_responses: int, tls: bool = False
     ) -> World:
         """Write the files, start a server with settings by chance, and post the plans."""
         shards: dict[str, list[np.ndarray]] = {
@@ -100,7 +100,7 @@ class World:
                 else:
                     paths[name].append(write_raw(folder / name / f"{k}.bin", tokens))
         settings = {
-            "max_concurrent_answers": max_concurrent_answers,
+            "max_concurrent_responses": max_concurrent_responses,
             "gather_threads": draw.choice([1, 4]),
             "read_ahead_bytes": draw.choice([0, 256 * 2**20]),
         }
@@ -137,16 +137,16 @@ class World:
         document: dict[str, Any] = {"seq_len": seq_len, "seed": 5, "order": order, "stages": [stage]}
         if name == "three":
             document["skip_steps"] = [[20, 24], [50, 51]]
-        answer = server.post_plan(document).json()
-        sampler = Sampler(Plan.from_json(answer["plan"]), {name: [len(own) for own in shards]})
+        response = server.post_plan(document).json()
+        sampler = Sampler(Plan.from_json(response["plan"]), {name: [len(own) for own in shards]})
         located = np.concatenate([sampler.locate(step) for step in range(STEPS)])
         window = np.arange(seq_len + 1)
         tokens = np.stack(
             [np.stack([shards[shard][start + window] for shard, start in step]) for step in located.tolist()]
         )
-        listed = [(shard["corpus"], shard["name"]) for shard in answer["shards"]]
+        listed = [(shard["corpus"], shard["name"]) for shard in response["shards"]]
         return Source(
-            name, paths, answer["id"], answer["plan"], listed, tokens, located.astype("<i8"), sampler
+            name, paths, response["id"], response["plan"], listed, tokens, located.astype("<i8"), sampler
         )
 
     def change_a_file(self, draw: random.Random) -> None:

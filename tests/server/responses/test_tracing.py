@@ -17,10 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import tracing
-from corpus_server.answers.requests import Requests
-from corpus_server.answers.response import Answered
-from corpus_server.answers.tracing import start_tracing, stop_tracing
+from corpus_server.responses import tracing
+from corpus_server.responses.requests import Requests
+from corpus_server.responses.response import Answered
+from corpus_server.responses.tracing import start_tracing, stop_tracing
 
 END = 10**18
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"

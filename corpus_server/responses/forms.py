@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from corpus_server.answers.response import Format, Response, json_response, text_response
-from corpus_server.answers.service import Service
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.pieces import NO_SHARD
 from corpus_server.read import text
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import Reading, WindowReading, read_arrays
+from corpus_server.responses.response import Format, Response, json_response, text_response
+from corpus_server.responses.service import Service
 from corpus_server.work import Budget
 
 

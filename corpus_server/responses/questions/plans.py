@@ -9,23 +9,23 @@ import xxhash
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.arrays import checksum_value
-from corpus_server.answers.question import PlanId, QueryParameters, Step, StepQuery, integer, question
-from corpus_server.answers.response import (
-    NO_STORE,
-    PLAN_HEADER,
-    Response,
-    json_response,
-    not_modified,
-)
-from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import MAX_COUNT, plan_headers, stage_rows
 from corpus_server.corpus.shards import contents
 from corpus_server.described import described
 from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare
 from corpus_server.plan.questions.usage import SourceUsage, count_usage
 from corpus_server.read.changes import ViewChange, view_changes
 from corpus_server.read.reading import WindowReading, hash_arrays, num_bytes
+from corpus_server.responses.arrays import checksum_value
+from corpus_server.responses.question import PlanId, QueryParameters, Step, StepQuery, integer, question
+from corpus_server.responses.response import (
+    NO_STORE,
+    PLAN_HEADER,
+    Response,
+    json_response,
+    not_modified,
+)
+from corpus_server.responses.service import Service
+from corpus_server.responses.tokens import MAX_COUNT, plan_headers, stage_rows
 from corpus_server.work import Budget, Limits
 
 _ROWS_AT_ONCE = 16384  # of windows, located in some 3 ms

@@ -11,7 +11,8 @@ import numpy as np
 import xxhash
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.response import (
+from corpus_server.read.reading import PIECE_BYTES, Reading, hash_arrays, num_bytes, read_pieces
+from corpus_server.responses.response import (
     ARRAYS_HEADER,
     CHECKSUM_HEADER,
     DTYPE_HEADER,
@@ -22,7 +23,6 @@ from corpus_server.answers.response import (
     Format,
     Response,
 )
-from corpus_server.read.reading import PIECE_BYTES, Reading, hash_arrays, num_bytes, read_pieces
 from corpus_server.work import Budget
 
 TAIL = "xxh3-64=tail"

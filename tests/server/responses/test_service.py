@@ -14,10 +14,10 @@ from unittest.mock import patch
 import pytest
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers import service as module
-from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Overloaded
+from corpus_server.responses import service as module
+from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.work import Limits
 from tests.corpora import some_tokens, write_raw
@@ -36,7 +36,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     path = write_raw(tmp_path / "web.bin", some_tokens(1000))
     (tmp_path / "web.bin.mask.npy").write_bytes(bytes(1000))
     settings = Settings(
-        corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path / "state", max_concurrent_answers=1
+        corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path / "state", max_concurrent_responses=1
     )
     with Service.open(settings) as service:
         yield service
@@ -168,8 +168,8 @@ def test_probes_that_wait_share_one_look(service: Service) -> None:
         hold.set()
         return [await first, *(await asyncio.gather(*others[1:]))], await behind
 
-    answers, looks_before = asyncio.run(ask())
-    assert answers == [0] + [1] * 99
+    responses, looks_before = asyncio.run(ask())
+    assert responses == [0] + [1] * 99
     assert looks_before == 2
 
 

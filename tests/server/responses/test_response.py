@@ -13,16 +13,16 @@ import pytest
 import xxhash
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.arrays import array_response
-from corpus_server.answers.problem import invalid_parameter, problem
-from corpus_server.answers.response import (
+from corpus_server.errors import CorpusServerError, InvalidParameter, Overloaded, Unauthorized
+from corpus_server.read.reading import PIECE_BYTES
+from corpus_server.responses.arrays import array_response
+from corpus_server.responses.problem import invalid_parameter, problem
+from corpus_server.responses.response import (
     ChecksumPlace,
     Format,
     Response,
     not_modified,
 )
-from corpus_server.errors import CorpusServerError, InvalidParameter, Overloaded, Unauthorized
-from corpus_server.read.reading import PIECE_BYTES
 from corpus_server.work import Budget
 from tests.server.http.making import body
 

@@ -8,17 +8,17 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.documents import Found, find_metadata, named, naming_columns
-from corpus_server.answers.question import PlanId, StepQuery, integer, question
-from corpus_server.answers.response import NO_STORE, PLAN_HEADER, Response, json_response
-from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import MAX_WORLD_SIZE, stage_rows
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
 from corpus_server.read.reading import WindowReading
 from corpus_server.read.text import Span, spans
+from corpus_server.responses.documents import Found, find_metadata, named, naming_columns
+from corpus_server.responses.question import PlanId, StepQuery, integer, question
+from corpus_server.responses.response import NO_STORE, PLAN_HEADER, Response, json_response
+from corpus_server.responses.service import Service
+from corpus_server.responses.tokens import MAX_WORLD_SIZE, stage_rows
 from corpus_server.work import Budget
 
 NAMED_DOCUMENTS = 1024

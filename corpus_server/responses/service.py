@@ -15,8 +15,6 @@ from corpus_server import metrics
 from corpus_server.admission.access import Access
 from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import Caller, RequestHead
-from corpus_server.answers.requests import Requests
-from corpus_server.answers.threads import Threads
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
@@ -31,6 +29,8 @@ from corpus_server.readers.prefetch import Prefetcher
 from corpus_server.readers.registry import Registry
 from corpus_server.readers.staging import WAIT_SECONDS, Stager
 from corpus_server.recordings import Recordings
+from corpus_server.responses.requests import Requests
+from corpus_server.responses.threads import Threads
 from corpus_server.settings import Settings
 from corpus_server.stores import is_staged
 from corpus_server.work import Budget, ClientLeft, Jobs, Later, Limits, Turns
@@ -186,7 +186,7 @@ class Service:
         """Wait until the files of shards are on this machine; local ones are.
 
         Raises:
-            AnswerTooLarge: the cache does not hold them together.
+            ResponseTooLarge: the cache does not hold them together.
             NotStaged, StoreFailed, CacheFull, CorpusChanged: they are not, and why.
         """
         wanted = {file for file in files if is_staged(file)}

@@ -40,8 +40,8 @@ HEADERS: Final = {
     ARRAYS_HEADER: "see [arrays beside the tokens](#arrays-beside-the-tokens)",
     CHECKSUM_HEADER: "see [array responses](#array-responses)",
     RANGE_HEADER: "`START-STOP`, half-open, of tokens and documents",
-    TIMING_HEADER: "`answer;dur=1.767`: milliseconds from the end of the request's head to the beginning of "
-    "the response",
+    TIMING_HEADER: "`response;dur=1.767`: milliseconds from the end of the request's head to the beginning "
+    "of the response",
     REQUEST_ID: "of every response: the request's own, see [errors](#errors)",
     "Retry-After": "seconds; with 429, and with 503 `overloaded`, `not-staged`, `store-failed`, `cache-full` "
     "and `state-unavailable`",
@@ -217,12 +217,12 @@ def not_modified(request: RequestHead, headers: Mapping[str, str]) -> Response |
 
 
 def timing_value(seconds: float) -> str:
-    """Return the value of `Server-Timing` (W3C): `answer;dur=` and milliseconds."""
-    return f"answer;dur={seconds * 1e3:.3f}"
+    """Return the value of `Server-Timing` (W3C): `response;dur=` and milliseconds."""
+    return f"response;dur={seconds * 1e3:.3f}"
 
 
 def negotiate(accept: str | None, default: Format) -> Format:
-    """Return the answer's format for an `Accept` header: the known type of the highest weight.
+    """Return the response's format for an `Accept` header: the known type of the highest weight.
 
     Of equal weights the first counts (RFC 9110, 12.5.1); where no type is known, the default.
     """

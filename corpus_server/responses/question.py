@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_t
 from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, create_model
 from pydantic_core import CoreSchema, core_schema
 
-from corpus_server.answers.response import FORMATS, ChecksumPlace, Format, Response
 from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.plan.stage import MAX_STEP
+from corpus_server.responses.response import FORMATS, ChecksumPlace, Format, Response
 from corpus_server.work import Limits
 
 LIMITS: Final = Limits(rows=2**22, num_bytes=2**30, seconds=30)
@@ -126,7 +126,7 @@ class Question:
         path: with the names of the function's parameters.
         make: gets `service`, `query`, `request`, `budget` and what the path names; its docstring describes
             the route.
-        answer: what is answered as JSON.
+        response: the type of what is sent as JSON.
         array: what is answered in one of `formats`, instead.
         is_tagged: whether the response has an `ETag`.
         limits: what one may use.
@@ -136,7 +136,7 @@ class Question:
 
     path: str
     make: Callable[..., Response]
-    answer: Any = None
+    response: Any = None
     array: str = ""
     formats: tuple[Format, ...] = FORMATS
     is_tagged: bool = False
@@ -164,11 +164,11 @@ QUESTIONS: Final[list[Question]] = []
 """Those of the modules that were imported."""
 
 
-def question(path: str, answer: Any = None, **more: Any) -> Callable[[Make], Make]:
+def question(path: str, response: Any = None, **more: Any) -> Callable[[Make], Make]:
     """Register a function as what answers a route; see `Question`."""
 
     def register(make: Make) -> Make:
-        QUESTIONS.append(Question(path=path, make=make, answer=answer, **more))
+        QUESTIONS.append(Question(path=path, make=make, response=response, **more))
         return make
 
     return register

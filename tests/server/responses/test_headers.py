@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server.answers import arrays
-from corpus_server.answers.response import negotiate
+from corpus_server.responses import arrays
+from corpus_server.responses.response import negotiate
 
 
 def test_checksums_are_the_published_ones_of_xxh3() -> None:

@@ -11,14 +11,14 @@ import pytest
 import xxhash
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.question import StepQuery
-from corpus_server.answers.questions import plans
-from corpus_server.answers.questions.lookup import LookupQuery, lookup
-from corpus_server.answers.questions.plans import ShardsQuery, receipt, shards
-from corpus_server.answers.response import Response
-from corpus_server.answers.service import Service
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import AnswerTooLarge
+from corpus_server.errors import ResponseTooLarge
+from corpus_server.responses.question import StepQuery
+from corpus_server.responses.questions import plans
+from corpus_server.responses.questions.lookup import LookupQuery, lookup
+from corpus_server.responses.questions.plans import ShardsQuery, receipt, shards
+from corpus_server.responses.response import Response
+from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.work import Budget, Limits
 from tests.corpora import some_tokens, write_megatron, write_raw
@@ -93,7 +93,7 @@ def test_a_receipt_reads_at_most_so_many_bytes(service: Service, plan_id: str) -
         return receipt(service, plan_id, StepQuery(step="3"), GET, Budget(Limits(num_bytes=most)))
 
     assert ask(size).status == 200
-    with pytest.raises(AnswerTooLarge) as refused:
+    with pytest.raises(ResponseTooLarge) as refused:
         ask(size - 1)
     assert refused.value.detail == f"a question takes at most {size - 1} bytes, this one would take {size}"
     assert refused.value.parameter == "step"
@@ -156,7 +156,7 @@ def test_the_shards_of_at_most_so_many_rows_are_listed(service: Service, plan_id
         return shards(service, plan_id, ShardsQuery(step="3", count=count), GET, budget)
 
     assert ask("2").status == 200
-    with pytest.raises(AnswerTooLarge, match="at most 12 rows, this one would take 18") as refused:
+    with pytest.raises(ResponseTooLarge, match="at most 12 rows, this one would take 18") as refused:
         ask("3")
     assert refused.value.remedy == "ask for at most 2 steps"
 

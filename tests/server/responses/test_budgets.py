@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from corpus_server.answers import questions  # noqa: F401 - registers them
-from corpus_server.answers.question import QUESTIONS, Question
+from corpus_server.responses import questions  # noqa: F401 - registers them
+from corpus_server.responses.question import QUESTIONS, Question
 from corpus_server.work import Budget
 from tests.corpora import write_megatron_lengths
 from tests.raw_http import RawConnection, get, post
@@ -50,7 +50,7 @@ def test_every_question_takes_a_budget(question: Question) -> None:
     assert parameter.annotation in (Budget, "Budget")
     assert not inspect.isgeneratorfunction(question.make)
     assert question.limits.rows <= 2**27
-    assert question.limits.num_bytes <= 2**32 or question.is_token_path  # which `max_answer_bytes` bounds
+    assert question.limits.num_bytes <= 2**32 or question.is_token_path  # which `max_response_bytes` bounds
 
 
 def test_builders_for_callers_who_left_end_and_keep_no_small_table_waiting(server: RunningServer) -> None:

@@ -14,10 +14,17 @@ import numpy as np
 from pydantic import Field
 
 from corpus_server.admission.request import Caller, RequestHead
-from corpus_server.answers.arrays import array_response
-from corpus_server.answers.forms import InMemory, check_form, json_arrays, num_items, rows_as_text
-from corpus_server.answers.question import FormatQuery, PlanQuery, Step, integer, names, question
-from corpus_server.answers.response import (
+from corpus_server.errors import InvalidParameter
+from corpus_server.pieces import NO_SHARD
+from corpus_server.plan.document import INLINE_PLAN
+from corpus_server.read.beside import BESIDE, ROWS
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.reading import Reading, WindowReading, num_bytes
+from corpus_server.readers.registry import Reader
+from corpus_server.responses.arrays import array_response
+from corpus_server.responses.forms import InMemory, check_form, json_arrays, num_items, rows_as_text
+from corpus_server.responses.question import FormatQuery, PlanQuery, Step, integer, names, question
+from corpus_server.responses.response import (
     NO_STORE,
     PLAN_HEADER,
     PLAN_STEP_HEADER,
@@ -27,19 +34,12 @@ from corpus_server.answers.response import (
     negotiate,
     not_modified,
 )
-from corpus_server.answers.service import Service
-from corpus_server.errors import InvalidParameter
-from corpus_server.pieces import NO_SHARD
-from corpus_server.plan.document import INLINE_PLAN
-from corpus_server.read.beside import BESIDE, ROWS
-from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.reading import Reading, WindowReading, num_bytes
-from corpus_server.readers.registry import Reader
+from corpus_server.responses.service import Service
 from corpus_server.work import Budget, Limits
 
 TOKEN_LIMITS = Limits(rows=2**22)
 """Rows of one response: what 16 MiB, the size that the client asks for, hold of the shortest windows. To
-locate them takes about a second, and for indices 64 MiB. `max_answer_bytes` bounds its bytes."""
+locate them takes about a second, and for indices 64 MiB. `max_response_bytes` bounds its bytes."""
 
 MAX_COUNT = 4096
 MAX_WORLD_SIZE = 2**20

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.question import CorpusName, QueryParameters, integer, question
-from corpus_server.answers.questions.ranges import read
-from corpus_server.answers.response import NO_STORE, Response, json_response
-from corpus_server.answers.service import Service
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.described import described
 from corpus_server.plan.document import MAX_SEED
 from corpus_server.read.text import check_available, decode_known
+from corpus_server.responses.question import CorpusName, QueryParameters, integer, question
+from corpus_server.responses.questions.ranges import read
+from corpus_server.responses.response import NO_STORE, Response, json_response
+from corpus_server.responses.service import Service
 from corpus_server.work import Budget
 
 BLOCK_TOKENS = 4096

@@ -8,13 +8,13 @@ from typing import Annotated
 import numpy as np
 
 from corpus_server.admission.request import Caller, RequestHead
-from corpus_server.answers.question import QueryParameters, RecordingName, Step, integer, question
-from corpus_server.answers.response import NO_STORE, Response, json_response
-from corpus_server.answers.service import Service
 from corpus_server.described import described
 from corpus_server.errors import CorpusServerError, InvalidParameter, UnknownRecording
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.recordings import Recording, Spike, find_spikes, sum_losses
+from corpus_server.responses.question import QueryParameters, RecordingName, Step, integer, question
+from corpus_server.responses.response import NO_STORE, Response, json_response
+from corpus_server.responses.service import Service
 from corpus_server.work import Budget, Limits
 
 MAX_DOCUMENTS = 1000

@@ -16,16 +16,16 @@ import xxhash
 from corpus_server import metrics
 from corpus_server.admission.admission import Admission
 from corpus_server.admission.request import RequestHead
-from corpus_server.answers.question import FormatQuery
-from corpus_server.answers.questions.ranges import token_range
-from corpus_server.answers.response import Response
-from corpus_server.answers.service import Service
-from corpus_server.answers.tokens import BatchesQuery, batches, indices
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
-    AnswerTooLarge,
+    ResponseTooLarge,
 )
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.responses.question import FormatQuery
+from corpus_server.responses.questions.ranges import token_range
+from corpus_server.responses.response import Response
+from corpus_server.responses.service import Service
+from corpus_server.responses.tokens import BatchesQuery, batches, indices
 from corpus_server.settings import Settings
 from corpus_server.work import Budget, Later
 from tests.corpora import some_tokens, write_raw
@@ -291,14 +291,14 @@ def test_the_pieces_of_rows_are_counted_and_limited(tmp_path: Path, monkeypatch:
         rows = np.repeat(np.arange(16), np.diff(borders))
         right = np.column_stack((rows, pieces)).astype("<i8")
         assert len(right) > 16
-        assert ask("raw", max_answer_bytes=right.nbytes) == (right.tobytes(), [right.nbytes])
+        assert ask("raw", max_response_bytes=right.nbytes) == (right.tobytes(), [right.nbytes])
         content, charges = ask("json", max_text_tokens=right.size)
         assert (json.loads(content)["indices"], charges) == (right.tolist(), [right.nbytes])
         for least in (right.nbytes, 16 * 32):
-            with pytest.raises(AnswerTooLarge):
-                ask("raw", max_answer_bytes=least - 1)
+            with pytest.raises(ResponseTooLarge):
+                ask("raw", max_response_bytes=least - 1)
         for least in (right.size, 16 * 4):
-            with pytest.raises(AnswerTooLarge):
+            with pytest.raises(ResponseTooLarge):
                 ask("json", max_text_tokens=least - 1)
 
 
