@@ -59,7 +59,7 @@ def test_only_raw_arrays_have_tails(roomy: RunningServer, target: str, chosen: s
 
 
 def test_a_response_waits_for_what_the_loop_still_sends(roomy: RunningServer) -> None:
-    """A large JSON response to a slow reader, and at once one of tokens, which a thread would send past it."""
+    """A large JSON response to a slow reader, and at once tokens, which a thread would send past it."""
     targets = [
         BATCH + "&count=4&format=json",
         BATCH,
