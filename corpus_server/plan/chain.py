@@ -27,7 +27,6 @@ from corpus_server.plan.document import (
     MAX_STAGES,
     STAGES,
     VERSION,
-    VERSIONS,
     Plan,
     canonical,
     check_ranges,
@@ -66,7 +65,7 @@ class Link(Declared):
 
     prefix = ""
 
-    version: int = declared(VERSION, "Version of the arithmetic, that of the parent.", default=VERSIONS[-1])
+    version: int | None = declared(VERSION, "Of the arithmetic: its parent's, as by default.", default=None)
     parent: str = declared(_ID, "Id of the plan that goes on; the server must know it.")
     stages: Sequence[Stage] = declared(STAGES, "Later ones, each of which becomes a plan of its own.")
     fingerprints: Mapping[str, str] = declared(
@@ -144,7 +143,7 @@ class Continued(Plan):
         Raises:
             InvalidPlan: the link contradicts its parent, or the plan would be too long.
         """
-        if link.version != parent.version:
+        if link.version not in (None, parent.version):
             accepted = f"the version of its parent, {parent.version}"
             raise InvalidPlan.expected("version", accepted, link.version)
         last, first = int(parent.log.from_steps[len(parent.stages) - 1]), link.stages[0].from_step

@@ -32,15 +32,16 @@ from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, ORDERS, Or
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage
 from corpus_server.plan.stage_log import StageLog
+from corpus_server.plan.stratified import MIXTURES
 from corpus_server.plan.tabled import Tabled
 
 T = TypeVar("T")
 
-VERSIONS: Final = (1,)
+VERSIONS: Final = tuple(MIXTURES)
 """Versions of the arithmetic (permutation, draws, quantisation, substitutes) that this release serves.
 
-A table of golden rows in the tests freezes version 1. Whoever improves the arithmetic adds version 2 and
-keeps version 1: a change within a version would change the rows of running trainings.
+Tables of golden rows in the tests freeze them. Whoever improves the arithmetic adds a version and keeps the
+others: a change within a version would change the rows of running trainings.
 """
 
 MAX_STRIDE: Final = 2**40
@@ -103,7 +104,7 @@ class Plan(Declared):
 
     prefix = ""
 
-    version: int = declared(VERSION, "Version of the arithmetic.", default=VERSIONS[-1])
+    version: int = declared(VERSION, "Version of the arithmetic; default the newest.", default=VERSIONS[-1])
     seq_len: int = declared(integer(1, MAX_SEQ_LEN), "Inputs per row.")
     stride: int | None = declared(
         integer(1, MAX_STRIDE),

@@ -29,7 +29,7 @@ BLOCK_ROWS = 65_536
 _BLOCK_ROWS = np.array(BLOCK_ROWS, dtype=np.uint64)
 BLOCK_COST = 256
 """What a block costs a budget, in rows: 0.4 ms."""
-_CACHED_TABLES = 64
+CACHED_TABLES = 64
 """Blocks; the table of one has 256 kB, its slots have 128 kB."""
 
 
@@ -101,9 +101,16 @@ class Mixture:
         if (blocks == blocks[0]).all():
             parts = [(int(blocks[0]), slice(None))]
         for block, here in parts:
-            table = _row_table(self._key, block, self._shares)
+            table = self._table(block)
             sources[here], ranks[here] = table[:, offsets[here]]
         return sources, blocks * self.units[sources] + ranks
+
+    def _table(self, block: int) -> NDArray[np.uint16]:
+        """Return where the rows of a block come from: the only table that the arithmetic needs.
+
+        `(2, 65536)`: index of each row's source in the mixture; how many earlier rows have the same source.
+        """
+        return _row_table(self._key, block, self._shares)
 
     def find(self, source: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the rows of the stage that are the `numbers`-th of a source: the inverse of `place`."""
@@ -145,12 +152,8 @@ class Mixture:
         return counts
 
 
-@lru_cache(maxsize=_CACHED_TABLES)
+@lru_cache(maxsize=CACHED_TABLES)
 def _row_table(key: int, block: int, units: tuple[int, ...]) -> NDArray[np.uint16]:
-    """Return where the rows of a block come from: the only table that the arithmetic needs.
-
-    `(2, 65536)`: index of each row's source in the mixture; how many earlier rows have the same source.
-    """
     of_slot = np.repeat(np.arange(len(units), dtype=np.uint16), units)
     sources = of_slot[_block_slots(key, block)]
     rows = np.argsort(sources, kind="stable")  # by source, then by rank
@@ -160,7 +163,7 @@ def _row_table(key: int, block: int, units: tuple[int, ...]) -> NDArray[np.uint1
     return np.stack((sources, ranks))
 
 
-@lru_cache(maxsize=_CACHED_TABLES)
+@lru_cache(maxsize=CACHED_TABLES)
 def _block_slots(key: int, block: int) -> NDArray[np.uint16]:
     # Cached, because the small sources of a plan have many epochs in one block.
     return _slots(key, block, BLOCK_ROWS)

@@ -47,6 +47,11 @@ def mix64(values: UInt64Array) -> UInt64Array:
     return mixed
 
 
+def hashed_number(key: int | UInt64Array, numbers: UInt64Array) -> UInt64Array:
+    """Return 64 bits that follow from a key, or one for each number, and `(k,) uint64` numbers."""
+    return mix64(np.asarray(key, dtype=np.uint64) + (numbers + np.uint64(1)) * np.uint64(_GOLDEN))
+
+
 class Grid(NamedTuple):
     """The smallest near-square grid of at least n cells: arrays `()` for one domain [0, n), `(k,)` for k."""
 
@@ -86,7 +91,7 @@ def stream_key(purpose: str, seed: int, source: str) -> int:
         seed: of the plan.
         source: what tells series of one purpose apart, like a source's name.
     """
-    # The 1 is the plan's version of the arithmetic: version 2 will have other keys.
+    # The 1 is no version of the arithmetic: version 2 has the same keys.
     text = f"corpus-server/1/{purpose}/{seed}/{source}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
@@ -99,7 +104,7 @@ def round_keys(key: int | UInt64Array, epochs: UInt64Array) -> UInt64Array:
     if not np.ndim(key) and is_one(epochs):
         epochs = epochs[:1]
     rounds = np.arange(1, NUM_ROUNDS + 1, dtype=np.uint64)[:, None]
-    per_epoch = mix64(np.asarray(key, dtype=np.uint64) + (epochs + np.uint64(1)) * np.uint64(_GOLDEN))
+    per_epoch = hashed_number(key, epochs)
     keys = mix64(per_epoch[None, :] + rounds * np.uint64(_GOLDEN))
     keys ^= keys >> _30  # see `_hash`
     return keys
@@ -148,7 +153,7 @@ def uniform(key: int | UInt64Array, counters: UInt64Array, bound: int | UInt64Ar
     # Draws at or above the largest multiple of the bound would favour small values, so draw those again.
     bounds = np.broadcast_to(np.asarray(bound, dtype=np.uint64), counters.shape)
     limits = np.uint64(_MASK) - (np.uint64(_MASK) % bounds + np.uint64(1)) % bounds
-    state = mix64(np.asarray(key, dtype=np.uint64) + (counters + np.uint64(1)) * np.uint64(_GOLDEN))
+    state = hashed_number(key, counters)
     draws = mix64(state + np.uint64(_GOLDEN))
     attempt = 1
     while (redraw := draws > limits).any():

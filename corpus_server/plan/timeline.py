@@ -31,6 +31,7 @@ from corpus_server.plan.blend import Blend
 from corpus_server.plan.document import MAX_STAGES, Plan
 from corpus_server.plan.mixture import Mixture, grouped
 from corpus_server.plan.permutation import stream_key
+from corpus_server.plan.stratified import MIXTURES
 
 _KEPT: Final = 64
 """Stages of a plan with more than `MAX_STAGES` that are kept once they were needed, 3 kB each; a request
@@ -78,7 +79,7 @@ class PlacedStages(Sequence[PlacedStage]):
 
     def __init__(self, plan: Plan, blend: Blend | None) -> None:
         self._log, self._num_stages, self._blend = plan.log, len(plan.stages), blend
-        self._seq_len, self._seed = plan.seq_len, plan.seed
+        self._seq_len, self._seed, self._mixture = plan.seq_len, plan.seed, MIXTURES[plan.version]
         self._numbers = {name: number for number, name in enumerate(plan.sources)}
         self._kept: dict[int, PlacedStage] = {}
         for number in range(self._log.num_placed, self._num_stages):
@@ -112,7 +113,7 @@ class PlacedStages(Sequence[PlacedStage]):
         # Copies: a view would keep arrays that the log has replaced.
         positions, rows = (each[number, :num_sources].copy() for each in (log.positions, log.rows))
         mixture: Mixture | Blend = (
-            Mixture(log.shares(number), stream_key("mixture", self._seed, str(number)))
+            self._mixture(log.shares(number), stream_key("mixture", self._seed, str(number)))
             if self._blend is None
             else self._blend.since(int(rows.sum()))
         )

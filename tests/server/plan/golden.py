@@ -1,6 +1,8 @@
-"""The golden rows of version 1: `golden_rows_1.json`, made once and never changed.
+"""The golden rows of each version: `golden_rows_1.json` and `golden_rows_2.json`, made once and never changed.
 
-    python -m tests.server.plan.golden      adds new cases to the table; refuses to change one
+    python -m tests.server.plan.golden      adds new cases to the tables; refuses to change one
+
+Versions differ in mixtures alone, so the table of version 2 has only plans that mix.
 
 A row that differs from the table is a bug in the code, not in the table: trainings are running on these rows.
 """
@@ -14,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from corpus_server.plan import Plan, Sampler
+from corpus_server.plan.document import VERSIONS
 from tests.plans import EPOCH_ORDERS, PLAIN_ORDERS
 
-TABLE = Path(__file__).with_name("golden_rows_1.json")
+TABLES = {version: Path(__file__).with_name(f"golden_rows_{version}.json") for version in VERSIONS}
 SHOWN_ROWS = 3
 
 Document = dict[str, Any]
@@ -130,8 +133,8 @@ def stage(from_step: int = 0, size: int = 6, **fields: Any) -> Document:
 
 
 def plan(stages: list[Document], **fields: Any) -> Document:
-    """Return a plan of version 1 with windows of 9 tokens."""
-    return {"version": 1, "seq_len": 8, "stages": stages, **fields}
+    """Return a plan with windows of 9 tokens; the table says of which version."""
+    return {"seq_len": 8, "stages": stages, **fields}
 
 
 def bound(document: Document) -> Plan:
@@ -152,13 +155,16 @@ def rows(sampler: Sampler, step: int) -> Document:
     }
 
 
-def table() -> Document:
-    """Return the whole table by name of the case."""
+def table(version: int) -> Document:
+    """Return the whole table of a version by name of the case."""
     made = {}
     for name, document, shard_tokens, steps in cases():
-        sampler = Sampler(bound(document), shard_tokens)
+        if version > 1 and all(len(each["mixture"]) == 1 for each in document["stages"]):
+            continue
+        versioned = {"version": version, **document}
+        sampler = Sampler(bound(versioned), shard_tokens)
         made[name] = {
-            "plan": document,
+            "plan": versioned,
             "shard_tokens": shard_tokens,
             "id": sampler.plan.id,
             "rows": [rows(sampler, step) for step in steps],
@@ -167,13 +173,14 @@ def table() -> Document:
 
 
 def main() -> None:
-    """Write the table."""
-    made = table()
-    kept = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    if changed := [name for name in kept if made.get(name) != kept[name]]:
-        raise SystemExit(f"these rows are frozen and would change: {', '.join(changed)}")
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(case)}" for name, case in made.items())
-    TABLE.write_text(f"{{\n{lines}\n}}\n")
+    """Write the tables."""
+    for version, path in TABLES.items():
+        made = table(version)
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if changed := [name for name in kept if made.get(name) != kept[name]]:
+            raise SystemExit(f"these rows are frozen and would change: {', '.join(changed)}")
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(case)}" for name, case in made.items())
+        path.write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":

@@ -27,16 +27,22 @@ from corpus_server.plan.mixture import quantise
 from corpus_server.plan.packing import Packing, build
 from corpus_server.plan.packing.spread import Class, merge, spread
 from corpus_server.plan.permutation import invert, mix64, permute, round_keys, stream_key, uniform
+from corpus_server.plan.stratified import Stratified
 from tests import second
 from tests.corpora import spec, write_megatron
 from tests.packed import PackedCase
 from tests.plans import EPOCH_ORDERS, NO_EPOCH_ORDERS, PLAIN_ORDERS, STRIDES
 from tests.reference import one_source
 from tests.second import SecondPlan
+from tests.server.plan import golden
 from tests.serving import ROOT
 
-VECTORS: Final = json.loads((ROOT / "docs" / "arithmetic_1.json").read_text(encoding="utf-8"))
-GOLDEN: Final = json.loads((ROOT / "tests/server/plan/golden_rows_1.json").read_text(encoding="utf-8"))
+VECTORS: Final = json.loads((ROOT / "docs" / "arithmetic.json").read_text(encoding="utf-8"))
+GOLDEN: Final = {
+    f"version {version}, {name}": case
+    for version, path in golden.TABLES.items()
+    for name, case in json.loads(path.read_text(encoding="utf-8")).items()
+}
 PLANS: Final = 1000
 PLANS_A_TEST: Final = 50
 
@@ -110,6 +116,19 @@ def test_slots(vector: dict[str, Any]) -> None:
     assert [second.slots(block, seed, stage)[offset] for offset in vector["offsets"]] == vector["result"]
     keys = round_keys(stream_key("mixture", seed, str(stage)), u64([block]))
     assert numbers(permute(u64(vector["offsets"]), 65536, keys)) == vector["result"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["joins"], ids=lambda vector: vector["seed"])
+def test_joins(vector: dict[str, Any]) -> None:
+    seed, stage, units = int(vector["seed"]), vector["stage"], vector["units"]
+    expected = list(zip(vector["sources"], map(int, vector["ranks"]), strict=True))
+    rows = [int(row) for row in vector["rows"]]
+    assert [second.joined(row, units, seed, stage) for row in rows] == expected
+    mixture = Stratified(units, stream_key("mixture", seed, str(stage)))
+    sources, ranks = mixture.place(u64(rows))
+    assert [
+        (mixture.names[source], int(rank)) for source, rank in zip(sources, ranks, strict=True)
+    ] == expected
 
 
 @pytest.mark.parametrize("vector", VECTORS["classes"])
@@ -264,6 +283,7 @@ def draw_plan(
     names = random.sample(NAMES, random.choice((1, 1, 2, 3, 4)))
     shard_tokens = {name: draw_shards(random, seq_len) for name in names}
     document: dict[str, Any] = {"seq_len": seq_len, "order": draw_order(random), "stages": []}
+    document["version"] = random.choice((1, 2))
     document["seed"] = random.choice(SEEDS) if random.random() < 0.9 else random.getrandbits(64)
     if str(document["order"]) not in STRIDES and random.random() < 0.4:
         document["stride"] = random.randint(1, 3 * seq_len)
@@ -274,7 +294,7 @@ def draw_plan(
     if random.random() < 0.4:
         starts = [random.randrange(random.choice((3, 100, 2000, 10**6))) for _ in range(random.randint(1, 4))]
         document["skip_steps"] = [[start, start + random.randint(1, 50)] for start in starts]
-    for field in ("seed", "order"):
+    for field in ("version", "seed", "order"):
         if random.random() < 0.1:
             del document[field]  # the page has its default
     return document, shard_tokens

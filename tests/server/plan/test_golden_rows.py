@@ -1,4 +1,4 @@
-"""Version 1 is frozen: ids and rows of every order, mixture, stage, exclusion and skip."""
+"""Every version is frozen: ids and rows of every order, mixture, stage, exclusion and skip."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ import pytest
 from corpus_server.plan import Sampler
 from tests.server.plan import golden
 
-TABLE = json.loads(golden.TABLE.read_text())
+TABLES = {version: json.loads(path.read_text()) for version, path in golden.TABLES.items()}
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_a_plan_of_version_1_has_these_rows(name: str) -> None:
-    case = TABLE[name]
+@pytest.mark.parametrize(
+    ("version", "name"), [(version, name) for version, table in TABLES.items() for name in table]
+)
+def test_a_plan_of_a_version_has_these_rows(version: int, name: str) -> None:
+    case = TABLES[version][name]
+    assert case["plan"]["version"] == version
     sampler = Sampler(golden.bound(case["plan"]), case["shard_tokens"])
     assert sampler.plan.id == case["id"]
     assert [golden.rows(sampler, each["step"]) for each in case["rows"]] == case["rows"]
 
 
-def test_the_table_is_what_its_generator_makes() -> None:
-    assert golden.table() == TABLE
+@pytest.mark.parametrize("version", TABLES)
+def test_the_table_is_what_its_generator_makes(version: int) -> None:
+    assert golden.table(version) == TABLES[version]
 
 
 def test_the_generator_refuses_to_change_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(golden, "table", lambda: {**TABLE, "random, vast, seed 0": {}})
-    before = golden.TABLE.read_bytes()
+    monkeypatch.setattr(golden, "table", lambda version: {**TABLES[version], "random, vast, seed 0": {}})
+    before = golden.TABLES[1].read_bytes()
     with pytest.raises(SystemExit, match="random, vast, seed 0"):
         golden.main()
-    assert golden.TABLE.read_bytes() == before
+    assert golden.TABLES[1].read_bytes() == before
