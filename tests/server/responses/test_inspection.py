@@ -346,7 +346,10 @@ def test_a_text_is_found_with_what_stands_around_it(
     num_searched = len(content.encode())
     if len(places) >= limit:
         num_searched = 16 * (shown[-1]["token"] // 16 + 1)
+    share = "less than 1" if not num_searched else 100 * num_searched // len(content.encode())
     assert found == {
+        "searched": f"{num_searched:,} of {len(content.encode()):,} tokens ({share} %)",
+        "complete": len(shown) < limit,
         "corpus": "text",
         "text": sought,
         "num_tokens": len(content.encode()),
