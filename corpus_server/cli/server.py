@@ -71,7 +71,10 @@ class Server(Asked):
 
     def __init__(self, url: str) -> None:
         self._url = self._base = url.rstrip("/")
-        self._proxy = _proxy_of(self._url)
+        try:
+            self._proxy = _proxy_of(self._url)
+        except ValueError as error:
+            raise InvalidParameter(f"no URL of a server: {self._url} ({error})", parameter="url") from error
         self._opener = build_opener(ProxyHandler(None if self._proxy else {}))
         if self._url.startswith("uds://"):
             self._opener, self._base = _unix_opener(unquote(urlsplit(self._url).path)), "http://localhost"
@@ -150,7 +153,7 @@ def _unix_opener(path: str) -> OpenerDirector:
 
     class Handler(HTTPHandler):
         def http_open(self, request: Request) -> HTTPResponse:
-            return self.do_open(Connection, request)  # type: ignore[arg-type]
+            return self.do_open(Connection, request)
 
     return build_opener(ProxyHandler({}), Handler)
 

@@ -333,7 +333,7 @@ def test_the_list_shows_the_plans_of_a_run_and_folds_those_of_tools(
     made = server.get("/v1/plans", method="POST", body=body, headers={"Corpus-Run": "doctor"}).json()["id"]
     page = opened.show("/page/plans")
     expect(page.get_by_role("link", name=made[:12])).to_be_hidden()
-    page.get_by_text("3 plans that only tools posted").click()
+    page.get_by_text("4 plans that only tools posted").click()
     expect(page.get_by_role("link", name=made[:12])).to_be_visible()
     page.get_by_role("link", name=RUN).first.click()
     expect(page.locator("#plans")).to_contain_text(f"2 plans of the run {RUN}")

@@ -93,7 +93,7 @@ export const copyable = (line) => h("p", { class: "request" }, h("code", { tabin
 export const request = (target) => copyable(curl(target));
 
 // What the server says of a plan that its author should know.
-export const warnings = (response) => response.warnings.map((said) => h("p", { class: "problem" }, `${said}.`));
+export const warnings = (response) => response.warnings.map((said) => h("p", { class: "warning" }, `${said}.`));
 
 export const problem = (error) => h("p", { class: "problem", role: "alert" }, error.message,
   error.document.remedy ? ` (${error.document.remedy})` : "");
