@@ -225,7 +225,7 @@ class Continued(Plan):
         for stage in self.__dict__["_added"]:
             new = [name for name in stage.mixture if name not in known]
             known.update(new)
-            document = {
+            document: dict[str, Any] = {
                 "parent": parent,
                 "stages": [stage.to_json(spell=lambda ranges: ranges)],
                 "version": self.version,

@@ -108,7 +108,12 @@ class Plan(Declared):
 
     prefix = ""
 
-    version: int = declared(VERSION, "Version of the arithmetic; default the newest.", default=VERSIONS[-1])
+    version: int | None = declared(
+        VERSION,
+        f"Version of the arithmetic; default {VERSIONS[-1]} where a stage mixes sources, else 1: versions "
+        "differ in mixtures alone.",
+        default=None,
+    )
     seq_len: int = declared(integer(1, MAX_SEQ_LEN), "Inputs per row.")
     stride: int | None = declared(
         integer(1, MAX_STRIDE),
@@ -146,6 +151,10 @@ class Plan(Declared):
             accepted = "a list of stages with from_step 0 first, and then larger ones"
             raise InvalidPlan.expected("stages", accepted, starts[:20])
         object.__setattr__(self, "stages", self.checked_parts(self.stages))
+        if self.version is None:
+            # Plans of one source keep the ids that they had before version 2.
+            mixes = any(len(stage.mixture) > 1 for stage in self.stages)
+            object.__setattr__(self, "version", VERSIONS[-1] if mixes else VERSIONS[0])
         _require_bindable(len(self.stages), len(self.stages) * len(self.sources))
         for number, stage in enumerate(self.stages):
             self.require_sources(f"stages[{number}].exclude", stage.exclude)

@@ -79,6 +79,7 @@ class PlacedStages(Sequence[PlacedStage]):
 
     def __init__(self, plan: Plan, blend: Blend | None) -> None:
         self._log, self._num_stages, self._blend = plan.log, len(plan.stages), blend
+        assert plan.version is not None  # set by Plan itself
         self._seq_len, self._seed, self._mixture = plan.seq_len, plan.seed, MIXTURES[plan.version]
         self._numbers = {name: number for number, name in enumerate(plan.sources)}
         self._kept: dict[int, PlacedStage] = {}

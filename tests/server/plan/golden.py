@@ -1,4 +1,4 @@
-"""The golden rows of each version: `golden_rows_1.json` and `golden_rows_2.json`, made once and never changed.
+"""The golden rows of each version, `golden_rows_1.json` and `golden_rows_2.json`: made once, never changed.
 
     python -m tests.server.plan.golden      adds new cases to the tables; refuses to change one
 

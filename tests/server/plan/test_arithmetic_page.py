@@ -208,12 +208,12 @@ def test_golden_rows(name: str) -> None:
     case = GOLDEN[name]
     plan = SecondPlan(case["plan"], case["shard_tokens"])
     assert plan.id(fingerprints(plan)) == case["id"]
-    for golden in case["rows"]:
-        rows = rows_of(plan, golden["step"])
-        assert [list(row) for row in rows[:3]] == golden["first"]
-        assert [list(row) for row in rows[-3:]] == golden["last"]
+    for shown in case["rows"]:
+        rows = rows_of(plan, shown["step"])
+        assert [list(row) for row in rows[:3]] == shown["first"]
+        assert [list(row) for row in rows[-3:]] == shown["last"]
         packed = b"".join(struct.pack("<qq", *row) for row in rows)
-        assert hashlib.sha256(packed).hexdigest() == golden["sha256"]
+        assert hashlib.sha256(packed).hexdigest() == shown["sha256"]
 
 
 # Random plans

@@ -60,8 +60,9 @@ def test_a_chain_is_the_plan_with_all_stages_in_one_document(case: Case, data: s
     """Rows, usage, look-ups; and how the stages were put together when they were posted shows nowhere."""
     stages = case.document["stages"]
     cuts = data.draw(st.sets(st.integers(1, len(stages) - 1))) if len(stages) > 1 else set()
-    whole = Sampler(bound(Plan.from_json(case.document)), case.shard_tokens)
     *earlier, last = samplers(case, sorted(cuts))
+    document = {**case.document, "version": last.plan.version}
+    whole = Sampler(bound(Plan.from_json(document)), case.shard_tokens)
     assert last.plan.id == samplers(case, range(1, len(stages)))[-1].plan.id
     assert last.plan.sources == whole.plan.sources
     end = stages[-1]["from_step"] + 8
@@ -157,7 +158,8 @@ def test_links_are_restored_as_they_were_and_damaged_ones_are_not() -> None:
         ({"stages": []}, "rising from_step"),
         ({"stages": [stage(4)], "seed": 3}, "unknown field 'seed'"),
         ({"stages": [stage(4)], "skip_steps": []}, "unknown field 'skip_steps'"),
-        ({"stages": [stage(4)], "version": 2}, "version must be a version"),
+        ({"stages": [stage(4)], "version": 2}, "version must be the version of its parent, 1, got 2"),
+        ({"stages": [stage(4)], "version": 3}, "version must be a version"),
         ({"stages": [stage(4)], "parent": "ab"}, "parent must be the id of a plan"),
         ({"stages": [stage(4, seq_len=3)]}, r"stages\[0\].seq_len must be a divisor of the plan's seq_len 8"),
         (

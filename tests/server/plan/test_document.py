@@ -92,12 +92,27 @@ def test_only_a_bound_plan_has_an_id() -> None:
         _ = make().id
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", 1.0, True, None], ids=repr)
+@pytest.mark.parametrize("version", [0, 3, "1", 1.0, True], ids=repr)
 def test_a_version_that_is_not_known_is_refused_by_name(version: object) -> None:
-    with pytest.raises(InvalidPlan, match=rf"server knows \(1\), got {version!r}") as caught:
+    with pytest.raises(InvalidPlan, match=rf"server knows \(1, 2\), got {version!r}") as caught:
         make(version=version)
-    assert (caught.value.parameter, caught.value.received, caught.value.accepted) == ("version", version, "1")
+    assert (caught.value.parameter, caught.value.received, caught.value.accepted) == (
+        "version",
+        version,
+        "1, 2",
+    )
     assert "release that knows" in str(caught.value.remedy)
+
+
+def test_the_default_of_the_version_is_the_newest_where_a_stage_mixes_sources() -> None:
+    """Plans of one source have the same rows in both versions, and keep their ids."""
+    mixed = {"global_batch_size": 8, "mixture": {"web": 1, "code": 1}}
+    assert make().version == 1
+    assert make(stages=[mixed]).version == 2
+    assert (
+        make(stages=[{"global_batch_size": 8, "mixture": {"web": 1}}, {"from_step": 3, **mixed}]).version == 2
+    )
+    assert make(stages=[mixed], version=1).version == 1
 
 
 BOUNDS = {"block_windows": 16384, "group_blocks": 64}
