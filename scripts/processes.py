@@ -186,7 +186,7 @@ def get(url: str, path: str, *, headers: Mapping[str, str] | None = None) -> byt
 
 
 def is_ready(url: str) -> bool:
-    """Whether a server responses `/readyz` with yes."""
+    """Whether a server answers `/readyz` with yes."""
     try:
         get(url, "/readyz")
     except (OSError, http.client.HTTPException, ServerFailed):

@@ -108,7 +108,7 @@ def map_in_copies(work: Callable[..., T], *arguments: Iterable[object]) -> Seque
         ReadFailed: a copy did not end well.
     """
     calls = list(zip(*arguments, strict=True))
-    # Half of the cores: a server responses requests meanwhile.
+    # Half of the cores: a server answers requests meanwhile.
     number = max(1, min(len(calls), max(2, len(os.sched_getaffinity(0)) // 2)))
     own, *others = (
         calls[low:high] for low, high in pairwise(len(calls) * n // number for n in range(number + 1))

@@ -41,7 +41,7 @@ def rows(heading: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def response(tmp_path_factory: pytest.TempPathFactory) -> Response:
-    """What a server responses to the example's request."""
+    """What a server answers to the example's request."""
     folder = tmp_path_factory.mktemp("http")
     path = write_raw(folder / "web.bin", np.arange(60_000))
     request = re.search(r'localhost:8000(/v1/batches\?[^"]*)"', "\n".join(blocks("### A worked checksum")[0]))
