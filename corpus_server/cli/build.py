@@ -72,6 +72,15 @@ def build(
     column: Annotated[
         str | None, typer.Option(help="Field or column that holds lists of token ids, instead of text.")
     ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="documents|packed",
+            help="With --column: whether a row is a document, or a piece of a running text with end-of-text "
+            "tokens in it, as group_texts packs rows.",
+            show_default="documents, unless the first rows look packed",
+        ),
+    ] = None,
     chat: Annotated[
         str | None,
         typer.Option(
@@ -160,6 +169,7 @@ def build(
         eot=eot,
         text_field=text_field,
         column=column,
+        rows=rows,
         splits=tuple(map(_split, split or ())),
         shard_tokens=shard_tokens,
         keep=split_names("keep", keep) or (),
@@ -202,8 +212,15 @@ def build(
         )
         if (targets := manifest.num_targets) is not None:
             say(f"  loss masks: {targets:,} tokens are targets ({targets / manifest.num_tokens:.1%})")
+    if options.is_packed and any(manifest.num_documents == 1 for manifest in said.values()):
+        warn(
+            f"the rows hold no end-of-text token {options.eot} between two documents, so all of their text is "
+            "one document: is it the right token?"
+        )
     if not as_json:
         eot_name = name_of(options.tokenizer, options.eot)
+        if options.is_packed:
+            say("rows are one running text: no token was put between them")
         say(f"documents end with token {options.eot}" + ("" if eot_name is None else f" {eot_name!a}"))
     if reading is not None:
         _tell(reading, errors if as_json else console)
