@@ -214,8 +214,8 @@ def build(
             say(f"  loss masks: {targets:,} tokens are targets ({targets / manifest.num_tokens:.1%})")
     if options.is_packed and any(manifest.num_documents == 1 for manifest in said.values()):
         warn(
-            f"the rows hold no end-of-text token {options.eot} between two documents, so all of their text is "
-            "one document: is it the right token?"
+            f"the rows hold no end-of-text token {options.eot} between two documents, so all of their text "
+            "is one document: is it the right token?"
         )
     if not as_json:
         eot_name = name_of(options.tokenizer, options.eot)

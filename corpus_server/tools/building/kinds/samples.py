@@ -117,6 +117,11 @@ def _litdata_config(piece: Slice, options: BuildOptions) -> tuple[dict[str, Any]
     if dtype_name(config["data_format"]) is None:
         what = f"its items are {', '.join(config['data_format'])}, expected one array of token ids"
         raise unreadable(path, what, "write JSON lines or Parquet, which may have masks beside the ids")
+    if config.get("encryption"):
+        raise unreadable(path, "is encrypted, as index.json says", "decrypt it first")
+    if (level := config.get("compression_level")) in ("sample", "batch"):
+        what = f"its items are compressed (compression_level {level!r}), and not the chunk as a whole"
+        raise unreadable(path, what, 'write it anew with compression_level="chunk", or without compression')
     return config, chunks[path.name].dim is not None
 
 

@@ -1,4 +1,4 @@
-"""Rows that `group_texts` packed are one running text, and rows that look packed or padded are not taken in silence."""
+"""Rows that `group_texts` packed are one running text; rows that look packed or padded are asked about."""
 
 from __future__ import annotations
 
@@ -212,15 +212,15 @@ RANDOM = np.random.default_rng(2).integers(10, 200, (20, 6)).tolist()
     [
         (
             [[1, 2, END, 3], [4, 5, 6, 7]],
-            "first 2 rows have 4 ids each, and 1 of them hold end-of-text token 9 inside; say --rows packed if",
+            "first 2 rows have 4 ids each, and 1 of them hold end-of-text token 9 inside; say --rows packed",
         ),
         (
             RANDOM,
-            "first 20 rows have 6 ids each, and 20 of them do not end with end-of-text token 9; say --rows packed",
+            "first 20 rows have 6 ids each, and 20 of them do not end with end-of-text token 9; say",
         ),
         (
             [[1, 2, 3, 0], [1, 2, 0, 0], [4, 0, 0, 0]],
-            "first 3 rows have 4 ids each, and 2 of them end with token 0 several times; if that is padding, name",
+            "first 3 rows have 4 ids each, and 2 of them end with token 0 several times; if that is",
         ),
         (
             [[1, 2, END, END], [1, END, END, END]],

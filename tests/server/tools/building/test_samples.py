@@ -16,7 +16,7 @@ import pytest
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.tools.building.inputs import find_inputs
 from corpus_server.tools.building.job import BuildOptions
-from corpus_server.tools.building.sources import plan_parts, read_documents
+from corpus_server.tools.building.sources import check_first, plan_parts, read_documents
 
 REAL = Path(__file__).parents[2] / "corpus/formats/real"
 EXPECTED = json.loads((REAL / "expected.json").read_text())
@@ -108,6 +108,26 @@ def test_a_raw_token_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(bytes(8))
     with pytest.raises(UnreadableCorpus, match=r"no chunk that an index\.json of litData lists; serve it"):
         read(tmp_path / "train.bin")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"compression": "zstd", "compression_level": "batch"}, r"compressed \(compression_level 'batch'\)"),
+        ({"compression": "zstd", "compression_level": "sample"}, r"'sample'\), and not the chunk as a whole"),
+        ({"encryption": {"algorithm": "rsa"}}, "is encrypted, as index.json says; decrypt it first"),
+        ({"data_format": ["no_header_numpy:3", "no_header_numpy:3"]}, "expected one array of token ids"),
+    ],
+)
+def test_chunks_of_other_items_are_refused_before_any_work(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    shutil.copytree(REAL / "litdata_trees", tmp_path / "c")
+    index = json.loads((tmp_path / "c" / "index.json").read_text())
+    index["config"] |= config
+    (tmp_path / "c" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UnreadableCorpus, match=message):
+        check_first(find_inputs([str(tmp_path / "c")]).inputs, IDS)
 
 
 def test_a_chunk_holds_no_text(tmp_path: Path) -> None:
