@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import logging
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from scripts.benchmarks.report import describe_machine
-from scripts.drills_lib.drill import Drill, Found, Skipped, all_drills
+from scripts.drills_lib.drill import Drill, Found, all_drills, outcome
 from scripts.processes import ending_with_this_process
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -39,7 +37,9 @@ def main() -> int:
     given = parser.parse_args()
     chosen = [drills[name] for name in given.names or drills]
     if given.inside is not None:
-        return _inside(chosen[0], given.inside)
+        logging.getLogger("corpus_client").disabled = True  # a line for each fault that was asked for
+        chosen[0].perform(given.inside)
+        return 0
     chosen = [each for each in chosen if each.is_quick or not given.quick]
     today = datetime.datetime.now(datetime.UTC).date()
     machine = [f"- {name}: {value}" for name, value in describe_machine().items()]
@@ -81,29 +81,9 @@ def _outcome(drill: Drill) -> tuple[str, Found]:
             process.wait()
             return "failed", Found(failures=[f"it did not end within {LIMIT * drill.seconds} s"])
         try:
-            said = json.loads((Path(folder) / "found.json").read_text())
-        except OSError:
+            return outcome(Path(folder))
+        except FileNotFoundError:
             return "failed", Found(failures=[f"its process ended with {process.returncode}"])
-    found = Found(said["figures"], said["failures"])
-    if said["skipped"]:
-        return f"left out: {said['skipped']}", found
-    return "failed" if found.failures else "passed", found
-
-
-def _inside(drill: Drill, folder: Path) -> int:
-    """Run a drill in this process, and leave what it found in the folder."""
-    logging.getLogger("corpus_client").disabled = True  # a line for each fault that was asked for
-    found, skipped = Found(), ""
-    (folder / "files").mkdir()
-    try:
-        drill.run(folder / "files", found)
-    except Skipped as error:
-        skipped = str(error)
-    except Exception as error:
-        logging.getLogger("drills").exception("the drill broke")
-        found.failures.append(f"{type(error).__name__}: {error}"[:2000])
-    (folder / "found.json").write_text(json.dumps({**asdict(found), "skipped": skipped}))
-    return 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import logging
 import math
 import pkgutil
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from scripts.drills_lib import drills
 
 QUICK_SECONDS = 20
 """Drills that take less are part of `scripts/drills --quick`."""
+
+FOUND = "found.json"
 
 
 class Skipped(Exception):
@@ -69,6 +73,30 @@ class Drill:
     def is_quick(self) -> bool:
         """Whether it is one of `--quick`."""
         return self.seconds < QUICK_SECONDS
+
+    def perform(self, folder: Path) -> None:
+        """Run it in this process; leave what it found, or why it was left out, in the folder."""
+        found, left_out = Found(), ""
+        (folder / "files").mkdir()
+        try:
+            self.run(folder / "files", found)
+        except Skipped as error:
+            left_out = str(error)
+        except Exception as error:
+            logging.getLogger("drills").exception("the drill broke")
+            found.failures.append(f"{type(error).__name__}: {error}"[:2000])
+        (folder / FOUND).write_text(json.dumps([found.figures, found.failures, left_out]))
+
+
+def outcome(folder: Path) -> tuple[str, Found]:
+    """Return the result of a drill that was performed in a folder, in a few words, and what it found.
+
+    Raises:
+        FileNotFoundError: its process ended before.
+    """
+    figures, failures, left_out = json.loads((folder / FOUND).read_text())
+    word = f"left out: {left_out}" if left_out else "failed" if failures else "passed"
+    return word, Found(figures, failures)
 
 
 @cache

@@ -14,7 +14,7 @@ from tests.serving import RunningServer
 
 ROWS = (12,)
 COUNT = "two servers, 4 kills, plans without pause"
-SECONDS = 40
+SECONDS = 60
 ORACLE = "the file, and the ids that both gave"
 RULE = "each plan that was taken is known to both, no batch is wrong, nothing is left of the killed ones"
 
