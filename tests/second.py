@@ -1,4 +1,4 @@
-"""The second implementation of version 1, written from docs/arithmetic.md alone, without a look at the code.
+"""The second implementation of versions 1 and 2, written from docs/arithmetic.md alone, not from the code.
 
 It proves that the page is complete: `tests/server/plan/test_arithmetic_page.py` compares it with the page's
 vectors, with the golden rows and, over random plans, with the server. Its sections are those of the page, and
@@ -27,7 +27,7 @@ M1: Final = 0xBF58476D1CE4E5B9
 M2: Final = 0x94D049BB133111EB
 U64: Final = 2**64 - 1
 BLOCK_ROWS: Final = 65536
-"""Rows in a block of a mixture, and units in a stage's weights."""
+"""Rows in a block of a mixture of version 1, and units in a stage's weights."""
 CIRCLE_PLACES: Final = 32
 """How many places of a group's circle are looked at for a substitute."""
 
@@ -162,8 +162,8 @@ class Windows:
                 yield self.first_windows[shard] + first, self.first_windows[shard] + last + 1
 
 
-def joined(ranges: Iterable[Sequence[int]]) -> list[Range]:
-    """Return ranges sorted, and joined where they touch or overlap."""
+def merged(ranges: Iterable[Sequence[int]]) -> list[Range]:
+    """Return ranges sorted, and merged where they touch or overlap."""
     found: list[Range] = []
     for start, stop in sorted((start, stop) for start, stop in ranges):
         if found and start <= found[-1][1]:
@@ -186,6 +186,9 @@ def units(weights: Mapping[str, float]) -> dict[str, int]:
     for name in by_fraction[:remaining]:
         whole[name] += 1
     return whole
+
+
+# Mixtures of version 1
 
 
 def slot(offset: int, block: int, seed: int, stage: int) -> int:
@@ -228,6 +231,78 @@ def block_rows(block: int, seed: int, stage: int, shares: tuple[int, ...]) -> tu
     return sources, earlier
 
 
+# Joins: mixtures of version 2
+
+
+@dataclass(frozen=True)
+class Join:
+    """A join of two members; members 0 to k - 1 are the k sources, member k + j is join j."""
+
+    small: int
+    large: int
+    n: int  # units of the join
+    a: int  # units of its small member
+    key: int
+
+    def small_row(self, m: int) -> int:
+        """Return which row of the join is the small member's row `m`."""
+        lap, i = divmod(m, self.a)
+        start = -(-i * self.n // self.a)  # of stratum i, in rows of the lap
+        w = -(-(i + 1) * self.n // self.a) - start
+        return lap * self.n + start + (((mix((self.key + (m + 1) * GOLDEN) & U64) >> 32) * w) >> 32)
+
+    def small_rows(self, x: int) -> int:
+        """Return how many of the join's first `x` rows the small member gets."""
+        lap, offset = divmod(x, self.n)
+        m = lap * self.a + offset * self.a // self.n  # the stratum of row x; earlier strata have a row each
+        return m + (self.small_row(m) < x)
+
+
+@lru_cache(maxsize=256)
+def joins(shares: tuple[int, ...], seed: int, stage: int) -> tuple[Join, ...]:
+    """Return the joins of a stage; `shares` are the units of its sources, sorted by name."""
+    units_of = list(shares)  # of each member
+    stage_key = key("mixture", seed, str(stage))
+    unjoined = list(range(len(shares)))
+    found: list[Join] = []
+    while len(unjoined) > 1:
+        small, large = sorted(unjoined, key=lambda member: (units_of[member], member))[:2]
+        join_key = mix((stage_key + (len(found) + 1) * GOLDEN) & U64)
+        n, a = units_of[small] + units_of[large], units_of[small]
+        found.append(Join(small, large, n, a, join_key))
+        unjoined = [member for member in unjoined if member not in (small, large)]
+        unjoined.append(len(units_of))
+        units_of.append(n)
+    return tuple(found)
+
+
+def joined(row: int, units: Mapping[str, int], seed: int, stage: int) -> tuple[str, int]:
+    """Return the source of a row of a stage, and the row's rank among those of the source."""
+    names = sorted(units)
+    found = joins(tuple(units[name] for name in names), seed, stage)
+    member = len(names) + len(found) - 1  # the last join, or the only source
+    while member >= len(names):
+        join = found[member - len(names)]
+        smaller = join.small_rows(row)
+        if join.small_row(smaller) == row:
+            member, row = join.small, smaller
+        else:
+            member, row = join.large, row - smaller
+    return names[member], row
+
+
+def joined_rows(rows: int, units: Mapping[str, int], seed: int, stage: int) -> dict[str, int]:
+    """Return how many of a stage's first `rows` rows belong to each source, from the last join down."""
+    names = sorted(units)
+    found = joins(tuple(units[name] for name in names), seed, stage)
+    rows_of = [rows] * (len(names) + len(found))  # of each member; the last one has all rows
+    for j in reversed(range(len(found))):
+        join, of_join = found[j], rows_of[len(names) + j]
+        rows_of[join.small] = join.small_rows(of_join)
+        rows_of[join.large] = of_join - rows_of[join.small]
+    return dict(zip(names, rows_of, strict=False))
+
+
 # Steps, stages and positions
 
 
@@ -235,6 +310,7 @@ def block_rows(block: int, seed: int, stage: int, shares: tuple[int, ...]) -> tu
 class Stage:
     """A stage, and what holds at its start."""
 
+    version: int
     number: int
     seed: int
     from_step: int
@@ -248,6 +324,8 @@ class Stage:
 
     def source_and_rank(self, row: int) -> tuple[str, int]:
         """Return the source of a row of the stage, and the row's rank among those of the source."""
+        if self.version == 2:
+            return joined(row, self.units, self.seed, self.number)
         names = list(self.units)
         if len(names) == 1:
             return names[0], row
@@ -258,6 +336,8 @@ class Stage:
 
     def rows_of(self, name: str, rows: int) -> int:
         """Return how many of the stage's first `rows` rows belong to a source of its mixture."""
+        if self.version == 2:
+            return joined_rows(rows, self.units, self.seed, self.number)[name]
         block, offset = divmod(rows, BLOCK_ROWS)
         if len(self.units) == 1 or not offset:
             return block * self.units[name] + offset
@@ -530,12 +610,13 @@ class SecondPlan:
         shard_tokens: Mapping[str, Sequence[int]],
         documents: Mapping[str, Sequence[Document]] | None = None,
     ) -> None:
-        self.version: int = document.get("version", 1)
+        mixes = any(len(stage["mixture"]) > 1 for stage in document["stages"])
+        self.version: int = document.get("version") or (2 if mixes else 1)
         self.window_seq_len: int = document["seq_len"]
         self.seed: int = document.get("seed", 0)
         self.order: Any = document.get("order", "shuffle")
         self.stride: int = document.get("stride") or (1 if self.order == "random" else self.window_seq_len)
-        self.skip_steps = joined(document.get("skip_steps", []))
+        self.skip_steps = merged(document.get("skip_steps", []))
         mixtures = [units(stage["mixture"]) for stage in document["stages"]]
         if any(0 in mixture.values() for mixture in mixtures):
             raise ValueError("a source has no unit")
@@ -569,7 +650,7 @@ class SecondPlan:
         """Return the stage that begins where the last of `stages` ends."""
         seq_len: int = stage.get("seq_len") or self.window_seq_len
         from_step: int = stage.get("from_step", 0)
-        exclude = {name: joined(ranges) for name, ranges in (stage.get("exclude") or {}).items() if ranges}
+        exclude = {name: merged(ranges) for name, ranges in (stage.get("exclude") or {}).items() if ranges}
         positions = dict.fromkeys(self.sources, 0)
         excluded: dict[str, list[Range]] = {name: [] for name in self.sources}
         if self.stages:
@@ -580,8 +661,9 @@ class SecondPlan:
                 positions[name] += before.rows_of(name, rows)
         for name, ranges in exclude.items():
             touched = [windows for tokens in ranges for windows in self.rows[name].touched(tokens)]
-            excluded[name] = joined([*excluded[name], *touched])
+            excluded[name] = merged([*excluded[name], *touched])
         return Stage(
+            version=self.version,
             number=len(self.stages),
             seed=self.seed,
             from_step=from_step,
