@@ -184,7 +184,7 @@ def test_rows_of_ranks(vector: dict[str, Any]) -> None:
 
 def test_the_page_has_vectors_of_every_part() -> None:
     parts = {"mix", "key", "round_keys", "permute", "draw", "units", "slots", "classes", "patterns", "rows"}
-    assert set(VECTORS) == parts | {"documents", "ranks"}
+    assert set(VECTORS) == parts | {"documents", "joins", "ranks"}
 
 
 @pytest.mark.parametrize("order", PLAIN_ORDERS)
