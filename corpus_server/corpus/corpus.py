@@ -176,6 +176,14 @@ class Corpus(Closing):
         """Return where ranges of tokens of the corpus lie, `(k,)` each: a row for each range."""
         return split(np.array(self.starts), starts, stops)
 
+    def ranges_of(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return its tokens that are those of ranges of its base, `(m, 2)`: of a corpus the ranges."""
+        return np.stack((starts, stops), axis=1)
+
+    def extents(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ranges of its base that hold the tokens of ranges, `(k, 2)`: of a corpus the ranges."""
+        return np.stack((starts, stops), axis=1)
+
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of a document, corpus-wide.
 

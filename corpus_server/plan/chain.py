@@ -115,9 +115,8 @@ class Continued(Plan):
     ) -> None:
         alike = ("version", "seq_len", "stride", "seed", "order", "rows", "skip_steps")
         fields = {name: getattr(parent, name) for name in alike}
-        if lengths and (tabled := parent.tabled) is not None:
-            with_lengths = tabled.with_digests({**tabled.digests, **lengths})
-            fields["order" if parent.rows.tabled is None else "rows"] = with_lengths
+        if lengths:
+            fields |= parent._with_digests({**parent.digests, **lengths})
         before, known = parent.sources, set(parent.sources)
         new = dict.fromkeys(name for stage in stages for name in stage.mixture if name not in known)
         log = parent.log.continued(len(parent.stages), len(before), stages, is_shared=is_kept)
@@ -186,7 +185,7 @@ class Continued(Plan):
                 accepted = f"in at most {MAX_STAGES} stages of a plan"
                 raise InvalidPlan.expected("stages[].exclude", accepted, len(excludes))
             check_ranges(excludes)
-        parent.rows.check(seq_len=parent.seq_len, stride=parent.stride, order=parent.order, stages=stages)
+        parent.rows.check(seq_len=parent.seq_len, stride=parent.stride, stages=stages)
         parent.order.settle(seq_len=parent.seq_len, stride=parent.stride, seed=parent.seed, stages=stages)
         return cls(parent, stages, link.fingerprints, link.lengths, is_kept=is_kept)
 
@@ -222,7 +221,7 @@ class Continued(Plan):
         """The links of the added stages; the plan's own is the last."""
         self.require_fingerprints()
         parent, known, found = self.parent_id, set(self.sources[: self.num_sources_before]), []
-        digests = {} if self.tabled is None else self.tabled.digests
+        digests = self.digests
         for stage in self.__dict__["_added"]:
             new = [name for name in stage.mixture if name not in known]
             known.update(new)

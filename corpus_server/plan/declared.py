@@ -71,7 +71,7 @@ class Declared:
 
     def __post_init__(self) -> None:
         """Check every field, and keep each value as its kind spells it."""
-        for each in fields(self):
+        for each in declared_fields(type(self)):
             value = getattr(self, each.name)
             if value is not None or each.default is not None:
                 taken = each.metadata["take"](self.prefix + each.name, value)
@@ -87,7 +87,7 @@ class Declared:
         what = what or cls.prefix.removesuffix(".") or "plan"
         if not isinstance(document, Mapping):
             raise InvalidPlan(f"{what} must be a JSON object, got {type(document).__name__}", parameter=what)
-        names = {each.name for each in fields(cls)}
+        names = {each.name for each in declared_fields(cls)}
         for name in document:
             if name not in names:
                 close = difflib.get_close_matches(str(name)[:40], names, n=1)
@@ -103,7 +103,7 @@ class Declared:
 
     def to_json(self, spell: Callable[[Ranges], Any] = Ranges.to_json) -> Any:
         """Return the JSON object, from which `from_json` makes an equal one; ranges as `spell` makes them."""
-        found = [(each, getattr(self, each.name)) for each in fields(self)]
+        found = [(each, getattr(self, each.name)) for each in declared_fields(type(self))]
         return {
             each.name: _json(value, spell)
             for each, value in found
@@ -113,12 +113,14 @@ class Declared:
     @classmethod
     def properties(cls) -> dict[str, Schema]:
         """Return the JSON schemas of the fields, without null."""
-        return {each.name: each.metadata["plain"] for each in fields(cls)}
+        return {each.name: each.metadata["plain"] for each in declared_fields(cls)}
 
     @classmethod
     def schema(cls) -> Schema:
         """Return the JSON schema of the object."""
-        return json_object(_required(cls), {each.name: each.metadata["schema"] for each in fields(cls)})
+        return json_object(
+            _required(cls), {each.name: each.metadata["schema"] for each in declared_fields(cls)}
+        )
 
 
 def json_object(required: Sequence[str], properties: Mapping[str, Schema]) -> Schema:
@@ -222,5 +224,10 @@ def _default(each: Field[Any]) -> Any:
     return each.default if each.default_factory is MISSING else each.default_factory()
 
 
+def declared_fields(owner: type[Declared]) -> tuple[Field[Any], ...]:
+    """Return the declared fields of a class, not others that its objects have besides."""
+    return tuple(each for each in fields(owner) if "take" in each.metadata)
+
+
 def _required(owner: type[Declared]) -> list[str]:
-    return [each.name for each in fields(owner) if each.default is MISSING is each.default_factory]
+    return [each.name for each in declared_fields(owner) if each.default is MISSING is each.default_factory]

@@ -27,12 +27,13 @@ from corpus_server.plan.declared import (
     shorten,
     texts,
 )
-from corpus_server.plan.layouts import LAYOUTS, Layout
+from corpus_server.plan.layouts import LAYOUTS
+from corpus_server.plan.named import Named
 from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, ORDERS, Order, inline_order, order_kind
 from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.rows import Rows
 from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage
 from corpus_server.plan.stage_log import StageLog
-from corpus_server.plan.tabled import Tabled
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ class Plan(Declared):
     )
     seed: int = declared(integer(0, MAX_SEED), "Default 0.", default=0)
     order: Order = declared(order_kind, f"Default {DEFAULT}.", default=DEFAULT)  # noqa: RUF009
-    rows: Layout = declared(  # noqa: RUF009
+    rows: Rows = declared(  # noqa: RUF009
         LAYOUTS.kind, f"Default {LAYOUTS.default}.", omit=True, default=LAYOUTS.default
     )
     stages: Sequence[Stage] = declared(STAGES, "By `from_step`, the first from step 0.")
@@ -139,7 +140,11 @@ class Plan(Declared):
             self.require_sources(f"stages[{number}].exclude", stage.exclude)
         check_ranges([stage.exclude for stage in self.stages if stage.exclude])
         self.require_sources("fingerprints", self.fingerprints)
-        self.rows.check(seq_len=self.seq_len, stride=self.stride, order=self.order, stages=self.stages)
+        if self.rows.is_permuted and not permutes(self.order):
+            permuting = ", ".join({each.name: 0 for each in ORDERS if permutes(each)})
+            accepted = f"an order that permutes rows ({permuting}) with rows {self.rows.name}"
+            raise InvalidPlan.expected("order", accepted, self.order.name)
+        self.rows.check(seq_len=self.seq_len, stride=self.stride, stages=self.stages)
         order, stride = self.order.settle(
             seq_len=self.seq_len, stride=self.stride, seed=self.seed, stages=self.stages
         )
@@ -198,15 +203,22 @@ class Plan(Declared):
         return {**fields_alike, "order": self.order.to_json(), "rows": self.rows.to_json()}
 
     @property
-    def tabled(self) -> Tabled | None:
-        """What makes the rows from tables: the layout of the rows or the order, if one does."""
-        return self.rows.tabled or self.order.tabled
+    def tabled(self) -> Named | None:
+        """What follows from tables: the rows or the order, if one does."""
+        return next((each for each in (self.rows, self.order) if each.digests_field), None)
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Digests of the documents' lengths by corpus, of a plan whose rows follow from tables."""
+        return {} if self.tabled is None else self.tabled.digests
 
     def with_digests(self, digests: Mapping[str, str]) -> Self:
         """Return the plan with digests of its documents' lengths."""
-        assert self.tabled is not None
-        field = "order" if self.rows.tabled is None else "rows"
-        return self.changed(**{field: self.tabled.with_digests(digests)})
+        return self.changed(**self._with_digests(digests))
+
+    def _with_digests(self, digests: Mapping[str, str]) -> dict[str, Named]:
+        named = (("rows", self.rows), ("order", self.order))
+        return {name: each.with_digests(digests) for name, each in named if each is self.tabled}
 
     @cached_property
     def id(self) -> str:
@@ -282,6 +294,11 @@ INLINE_PLAN: Final[Mapping[str, Schema]] = {
     **LAYOUTS.inline_fields,
 }
 """Schemas of the parameters that spell a plan of one source in a query."""
+
+
+def permutes(order: Order | type[Order]) -> bool:
+    """Tell whether an order permutes rows by their numbers alone, each once in an epoch."""
+    return order.has_epochs and not order.digests_field
 
 
 def parse_json(text: str | bytes | bytearray, make: Callable[[Any], T]) -> T:

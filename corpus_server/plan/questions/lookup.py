@@ -21,8 +21,8 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_COST
+from corpus_server.plan.numbers import UInt64Array
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import UInt64Array
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 from corpus_server.work import Budget

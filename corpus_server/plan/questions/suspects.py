@@ -78,7 +78,7 @@ def _excluded_units(sampler: Sampler, other: Sampler) -> list[NDArray[np.uint64]
     if not sampler.exclusions:
         return [np.empty(0, dtype=np.uint64)] * len(sampler.plan.sources)
     _, last = sampler.exclusions[-1]
-    first = sampler.rows.pools.first_unit
+    first = sampler.rows.first_unit
     inside = last.units.num_inside_below(first)
     return [
         np.empty(0, dtype=np.uint64)

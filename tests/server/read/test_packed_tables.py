@@ -23,7 +23,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.errors import InvalidPlan, Overloaded, ReadFailed, StateUnavailable
 from corpus_server.plan import Plan
-from corpus_server.plan.tabled import Job
+from corpus_server.plan.tables import Job
 from corpus_server.read import tables
 from corpus_server.read.apart import map_in_copies
 from corpus_server.read.bound_plan import BoundPlan
