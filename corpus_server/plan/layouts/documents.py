@@ -1,4 +1,4 @@
-"""Layout `documents`: a row joins whole documents, as far as they fit, packed anew in each epoch.
+"""Rows `documents`: each joins whole documents, as far as they fit, packed anew in each epoch.
 
 A document of L tokens has L - 1 predictions. It is cut every `seq_len` of them; a piece of p predictions has
 p + 1 tokens, so neighbouring pieces share one, as windows do. All pieces but a document's last fill a row
