@@ -10,10 +10,8 @@ decisions were put together when they were posted does not show in any id.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
@@ -31,6 +29,7 @@ from corpus_server.plan.document import (
     Plan,
     canonical,
     check_ranges,
+    id_of,
     parse_json,
 )
 from corpus_server.plan.ranges import ranges_from_json
@@ -56,7 +55,6 @@ class KeptLink(NamedTuple):
     document: str  # canonical JSON
 
 
-@dataclass(frozen=True, kw_only=True)
 class Link(Declared):
     """What continues a plan: later stages.
 
@@ -79,11 +77,12 @@ class Link(Declared):
         default_factory=dict,
     )
 
-    def __post_init__(self) -> None:
-        Declared.__post_init__(self)
+    def settled(self) -> dict[str, Any]:
+        """See `Declared.settled`."""
         starts = [stage.from_step for stage in self.stages]
         if not starts or any(a >= b for a, b in pairwise(starts)):
             raise InvalidPlan.expected("stages", "a list of stages with rising from_step", starts[:20])
+        return {}
 
 
 class Continued(Plan):
@@ -195,7 +194,7 @@ class Continued(Plan):
         stages, names = [], dict[str, dict[str, str]](fingerprints={}, lengths={})
         before = parent.id
         for each in links:
-            if _id_of(each.document) != each.id:
+            if id_of(each.document) != each.id:
                 return None
             document = orjson.loads(each.document)
             if document["parent"] != before:
@@ -234,7 +233,7 @@ class Continued(Plan):
                 document["fingerprints"] = {name: self.fingerprints[name] for name in new}
                 document |= {"lengths": {name: digests[name] for name in new}} if digests else {}
             text = canonical(document)
-            parent = _id_of(text)
+            parent = id_of(text)
             found.append(KeptLink(parent, text))
         return tuple(found)
 
@@ -297,7 +296,3 @@ def _document_of(parsed: Any) -> Plan | Link:
             'the stages that continue the plan as {"parent": ID, "stages": [...]}',
         )
     return Plan.from_json({name: value for name, value in parsed.items() if name != "decisions"})
-
-
-def _id_of(document: str) -> str:
-    return hashlib.sha256(document.encode()).hexdigest()

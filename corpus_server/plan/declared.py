@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from math import inf
 from sys import float_info
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan.ranges import MAX_VALUE, Ranges, ranges_from_json
@@ -62,20 +62,42 @@ def declared(kind: Kind, about: str = "", *, omit: bool = False, **default: Any)
     return field(metadata={"take": kind.take, "omit": omit, **schemas}, **default)
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(declared, field))
+@dataclass(frozen=True, kw_only=True, init=False)
 class Declared:
-    """Base of dataclasses with declared fields."""
+    """Base of classes with declared fields, which are frozen dataclasses.
 
-    __slots__ = ()
+    Raises:
+        InvalidPlan: a field is outside its range, or contradicts another.
+    """
+
     prefix: ClassVar[str]  # in messages, before the names of its fields
 
-    def __post_init__(self) -> None:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True, init=False)(cls)
+
+    def __init__(self, **given: Any) -> None:
         """Check every field, and keep each value as its kind spells it."""
-        for each in declared_fields(type(self)):
-            value = getattr(self, each.name)
-            if value is not None or each.default is not None:
-                taken = each.metadata["take"](self.prefix + each.name, value)
-                object.__setattr__(self, each.name, taken)
+        for each in fields(self):
+            value = given.pop(each.name) if each.name in given else _default(each)
+            if "take" in each.metadata and not (value is None is each.default):
+                value = each.metadata["take"](self.prefix + each.name, value)
+            self.__dict__[each.name] = value
+        if given:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(given)}")
+        self.__dict__.update(self.settled())
+
+    def settled(self) -> dict[str, Any]:
+        """Check fields against each other; return those that follow from others, by name."""
+        return {}
+
+    @classmethod
+    def kept(cls, **values: Any) -> Self:
+        """Return the object of the values of one that was checked."""
+        made = object.__new__(cls)
+        made.__dict__.update(values)
+        return made
 
     @classmethod
     def from_json(cls, document: object, *, what: str | None = None) -> Self:
@@ -221,6 +243,8 @@ def _json(value: Any, spell: Callable[[Ranges], Any]) -> Any:
 
 
 def _default(each: Field[Any]) -> Any:
+    if each.default is MISSING is each.default_factory:
+        raise TypeError(f"{each.name} is missing")
     return each.default if each.default_factory is MISSING else each.default_factory()
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise, starmap
 from typing import Any, Final, Self, TypeVar
@@ -98,7 +98,6 @@ STAGES: Final = Kind(
 _STRIDES = "".join(f", with order {each.name} {each.stride}" for each in ORDERS if each.stride is not None)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Plan(Declared):
     """A whole plan: which rows every step holds.
 
@@ -116,12 +115,10 @@ class Plan(Declared):
         default=None,
     )
     seed: int = declared(integer(0, MAX_SEED), "Default 0.", default=0)
-    order: Order = declared(order_kind, f"Default {DEFAULT}.", default=DEFAULT)  # noqa: RUF009
-    rows: Rows = declared(  # noqa: RUF009
-        LAYOUTS.kind, f"Default {LAYOUTS.default}.", omit=True, default=LAYOUTS.default
-    )
+    order: Order = declared(order_kind, f"Default {DEFAULT}.", default=DEFAULT)
+    rows: Rows = declared(LAYOUTS.kind, f"Default {LAYOUTS.default}.", omit=True, default=LAYOUTS.default)
     stages: Sequence[Stage] = declared(STAGES, "By `from_step`, the first from step 0.")
-    skip_steps: Ranges = declared(  # noqa: RUF009 - immutable
+    skip_steps: Ranges = declared(
         ranges(MAX_STEP),
         "Plan steps that training never sees; later steps move up.",
         default_factory=Ranges,
@@ -139,13 +136,13 @@ class Plan(Declared):
         default=SAME,
     )
 
-    def __post_init__(self) -> None:
-        Declared.__post_init__(self)
+    def settled(self) -> dict[str, Any]:
+        """See `Declared.settled`."""
         starts = [stage.from_step for stage in self.stages]
         if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
             accepted = "a list of stages with from_step 0 first, and then larger ones"
             raise InvalidPlan.expected("stages", accepted, starts[:20])
-        object.__setattr__(self, "stages", self.checked_parts(self.stages))
+        checked = self.checked_parts(self.stages)
         _require_bindable(len(self.stages), len(self.stages) * len(self.sources))
         for number, stage in enumerate(self.stages):
             self.require_sources(f"stages[{number}].exclude", stage.exclude)
@@ -159,8 +156,7 @@ class Plan(Declared):
         order, stride = self.order.settle(
             seq_len=self.seq_len, stride=self.stride, seed=self.seed, stages=self.stages
         )
-        object.__setattr__(self, "order", order)
-        object.__setattr__(self, "stride", stride)
+        return {"stages": checked, "order": order, "stride": stride}
 
     def checked_parts(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """Return stages whose windows fall into rows of their length and whose steps hold whole windows."""
@@ -235,7 +231,7 @@ class Plan(Declared):
     def id(self) -> str:
         """SHA-256 of the canonical JSON: 64 hex digits. Only a bound plan has one."""
         self.require_fingerprints()
-        return hashlib.sha256(self.canonical_json.encode()).hexdigest()
+        return id_of(self.canonical_json)
 
     def require_fingerprints(self) -> None:
         """Refuse a plan that is not bound to the fingerprints of all its corpora."""
@@ -359,6 +355,11 @@ def canonical(value: object) -> str:
         members = (f"{json.dumps(name)}:{canonical(value[name])}" for name in sorted(value))
         return f"{{{','.join(members)}}}"
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def id_of(document: str) -> str:
+    """Return the id of a document in canonical JSON: 64 hex digits."""
+    return hashlib.sha256(document.encode()).hexdigest()
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

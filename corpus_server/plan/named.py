@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
@@ -17,7 +17,6 @@ from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.tables import Job, Lengths
 
 
-@dataclass(frozen=True, kw_only=True)
 class Named(Declared, ABC):
     """An object that a plan's document names.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
@@ -61,7 +61,6 @@ class Sources(NamedTuple):
 NO_SOURCES: Final = Sources((), Windows((), seq_len=1, stride=1), 0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rows(Named):
     """Rows as a plan's document has them; `over` the sources of a plan they are numbered and can be computed.
 

@@ -13,7 +13,6 @@ length comes to which place is a keyed permutation of the epoch. The unused end 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Final, Self
@@ -43,7 +42,6 @@ _RULE: Final = 1
 """Version of the rule that packs; another one would make other tables, and other rows."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DocumentRows(Rows):
     """Rows that join whole documents, packed by a table for each source; their units are pieces."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -16,7 +15,6 @@ from corpus_server.plan.rows import Rows, Sources
 from corpus_server.work import Budget
 
 
-@dataclass(frozen=True, kw_only=True)
 class WindowRows(Rows):
     """Windows as rows; each is one unit."""
 

@@ -20,7 +20,6 @@ Groups are numbered through all epochs: group g of epoch e is number e * groups 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
@@ -82,7 +81,6 @@ def _blocks(key: int, num_blocks: int, epoch: int, first: int, stop: int) -> UIn
     return blocks
 
 
-@dataclass(frozen=True, kw_only=True)
 class BoundedShuffle(Order):
     """An order that is random within groups of blocks, for corpora larger than memory."""
 

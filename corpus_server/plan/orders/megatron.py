@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from corpus_server.errors import InvalidPlan
 from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.blend import Blend, BlendTable, choose
-from corpus_server.plan.declared import Declared, choice, declared, integer, names, shares, texts
+from corpus_server.plan.declared import choice, declared, integer, names, shares, texts
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers, UInt64Array
@@ -63,7 +63,6 @@ class Table(NamedTuple):
     counts: NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Samples(Rows):
     """Megatron's samples as rows, each of which joins pieces of documents; no document names them."""
 
@@ -152,7 +151,6 @@ class Samples(Rows):
         return self.sources.windows.num_tokens(source)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MegatronOrder(Order):
     """The order of Megatron-Core's GPTDataset and BlendedDataset."""
 
@@ -185,12 +183,13 @@ class MegatronOrder(Order):
         default_factory=dict,
     )
 
-    def __post_init__(self) -> None:
-        Declared.__post_init__(self)
+    def settled(self) -> dict[str, Any]:
+        """See `Declared.settled`."""
         size = len(self.blend)
         if (size > 1) if self.weights is None else (size not in (0, len(self.weights))):
             accepted = "a list of numbers above 0, one for each corpus of blend"
             raise InvalidPlan.expected(f"{self.prefix}weights", accepted, self.weights and list(self.weights))
+        return {}
 
     def __str__(self) -> str:
         return f"{self.name} {self.num_samples}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Self
 
@@ -54,7 +54,6 @@ def neighbouring_shards(order: Order, shards: ShardSizes) -> WorkingSet:
     return WorkingSet(most, "two shards after one another have up to", "smaller shards")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Order(Named):
     """An order as a plan's document has it; `over` the rows of sources it computes.
 

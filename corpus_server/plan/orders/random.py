@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers
 from corpus_server.plan.orders.order import Order, all_shards
 from corpus_server.plan.permutation import uniform
 
 
-@dataclass(frozen=True, kw_only=True)
 class Random(Order):
     """Windows drawn with replacement, as nanoGPT's `get_batch` draws them."""
 

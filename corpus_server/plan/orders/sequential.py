@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers
 from corpus_server.plan.orders.order import Order, neighbouring_shards
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sequential(Order):
     """Windows in file order."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers
@@ -10,7 +9,6 @@ from corpus_server.plan.orders.order import Order, all_shards
 from corpus_server.plan.permutation import Grid, invert, permute, round_keys
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shuffle(Order):
     """All windows of a source permuted."""
 

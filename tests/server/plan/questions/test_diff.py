@@ -312,7 +312,7 @@ def test_rows_of_another_length_all_differ(options: dict[str, int]) -> None:
     compared = compare_rows(plan(stride=8), plan(stride=8, seq_len=9), SHARD_TOKENS, **options)
     num_steps = min(options.get("num_steps", 10), options.get("max_rows", 160) // 4)
     whole = [StepChange(step=k, plan_steps=(k, k), num_rows=4, rows=((0, 4),)) for k in range(num_steps)]
-    assert compared == RowComparison(equal_steps=0, compared_until=num_steps, steps=tuple(whole))
+    assert compared == RowComparison.of(0, num_steps, tuple(whole))
     assert compared.first_step == 0
 
 
@@ -323,7 +323,7 @@ def test_about_so_many_rows_are_compared(max_rows: int, until: int) -> None:
     """From step 5 on, where the documents differ and the rows do not; steps have four rows."""
     one, other = (plan(WEB, *more, order="random", stride=1) for more in ([], [stage(WEB, 5)]))
     compared = compare_rows(one, other, SHARD_TOKENS, num_steps=2, max_rows=max_rows)
-    assert compared == RowComparison(equal_steps=5, compared_until=until, steps=())
+    assert compared == RowComparison.of(5, until, ())
     assert compared.first_step is None
 
 
@@ -333,7 +333,7 @@ def test_the_last_step_of_a_plan_is_compared() -> None:
         for more in ([], [stage(WEB, MAX_STEP - 1)])
     )
     compared = compare_rows(one, other, SHARD_TOKENS, num_steps=2)
-    assert compared == RowComparison(equal_steps=MAX_STEP - 1, compared_until=MAX_STEP + 1, steps=())
+    assert compared == RowComparison.of(MAX_STEP - 1, MAX_STEP + 1, ())
 
 
 def test_a_change_far_away_is_found_at_once() -> None:
