@@ -20,6 +20,8 @@ BatchRows = UInt64Array
 """Rows of a step's global batch, from 0 on."""
 StageRows = UInt64Array
 """Whole windows of a stage, from its first one on; each is a row of the batch, or several parts."""
+SourceRows = UInt64Array
+"""Those of them that a source gives, counted from the stage's first row on."""
 Positions = UInt64Array
 """Places of a source in a run: ascending ones are ascending steps and rows of the global batch."""
 Epochs = UInt64Array

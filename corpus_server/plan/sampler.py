@@ -32,12 +32,13 @@ from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_ROWS, grouped
 from corpus_server.plan.numbers import (
+    BatchRows,
     Epochs,
     Int64Array,
+    PlanSteps,
     Positions,
     RowNumbers,
     SourceNumbers,
-    UInt64Array,
     UnitNumbers,
 )
 from corpus_server.plan.orders import Order
@@ -175,7 +176,7 @@ class Sampler:
         pieces = self.pieces(step, range(rank * rows, (rank + 1) * rows), count=count)
         return pieces.places[:, :2].reshape(count, rows, 2)
 
-    def row_numbers(self, step: int, places: range, *, count: int = 1, world_size: int = 1) -> UInt64Array:
+    def row_numbers(self, step: int, places: range, *, count: int = 1, world_size: int = 1) -> BatchRows:
         """Return the rows of the global batch at places, the same places of each of some steps.
 
         Rank k has the places [k * rows, (k + 1) * rows). The row at a place has the place's number, unless
@@ -205,15 +206,15 @@ class Sampler:
 
         In most plans each row is one piece, its window.
         """
-        found = Pieces.joined(
-            [self.rows.pieces(*part) for part in self._rows(step, places, count, world_size)]
+        pieces = Pieces.joined(
+            [self.rows.pieces(*chosen) for chosen in self._rows(step, places, count, world_size)]
         )
         placed = self.timeline.stage_at(self.timeline.plan_step(step))
         if placed.num_parts > 1:  # so each row is a part of a window
             parts = np.arange(places.start, places.stop) % placed.num_parts
-            found.places[:, 1] += np.tile(parts * placed.seq_len, count)
-            found.places[:, 2] = placed.seq_len + 1
-        return self.resolved(found)
+            pieces.places[:, 1] += np.tile(parts * placed.seq_len, count)
+            pieces.places[:, 2] = placed.seq_len + 1
+        return self.resolved(pieces)
 
     def shards(
         self, step: int, places: range, *, count: int = 1
@@ -222,12 +223,12 @@ class Sampler:
 
         `(m,)` each, by row: the row, numbered through the steps, and a shard of it, each pair once.
         """
-        found, first = [], 0
+        pairs, first = [], 0
         for sources, rows, epochs, exclusion in self._rows(step, places, count):
-            shards, of = self.rows.shards(sources, rows, epochs, exclusion)
-            found.append((of + first, shards))
+            shards, which = self.rows.shards(sources, rows, epochs, exclusion)
+            pairs.append((which + first, shards))
             first += rows.size
-        return tuple(map(np.concatenate, zip(*found, strict=True)))  # type: ignore[return-value]
+        return tuple(map(np.concatenate, zip(*pairs, strict=True)))  # type: ignore[return-value]
 
     def resolved(self, pieces: Pieces) -> Pieces:
         """Return rows of pieces of the sources as pieces of shards, which they are unless of a view."""
@@ -253,12 +254,11 @@ class Sampler:
         Of windows that a stage reads in parts, whole ones. Shards and tokens are those of the sources, see
         `resolved`.
         """
-        numbers, found = self.timeline.stage_numbers(source, positions), []
-        for number, here in grouped(numbers):
-            found.append(
-                self.rows.pieces(source, *self.rows_at(source, positions[here]), self.exclusion_at(number))
-            )
-        return Pieces.joined(found)
+        parts = []
+        for number, which in grouped(self.timeline.stage_numbers(source, positions)):
+            rows, epochs = self.rows_at(source, positions[which])
+            parts.append(self.rows.pieces(source, rows, epochs, self.exclusion_at(number)))
+        return Pieces.joined(parts)
 
     def rows_at(self, source: SourceNumbers, positions: Positions) -> tuple[RowNumbers, Epochs]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.
@@ -271,8 +271,8 @@ class Sampler:
             epochs, offsets = np.divmod(positions, self.rows.num_rows[source])
         else:
             epochs, offsets = np.zeros_like(positions), positions
-        found = self.order.rows_at(source, epochs, offsets)
-        return found + self.rows.first_row[source], epochs
+        rows = self.order.rows_at(source, epochs, offsets)
+        return rows + self.rows.first_row[source], epochs
 
     def positions_of(self, source: int, units: UnitNumbers, epochs: Epochs) -> Positions:
         """Return the positions whose rows hold units of a source, if nothing is excluded.
@@ -318,12 +318,12 @@ class Sampler:
     def _rows(self, step: int, places: range, count: int, world_size: int = 1) -> list[_Chosen]:
         """Return the rows at the same places of some steps, those of each stage together."""
         plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
-        within, found, first = self.row_numbers(step, places, count=count, world_size=world_size), [], 0
-        for placed, its in self.timeline.by_stage(plan_steps):
-            rows = within if len(within) == 1 else within[first : first + its.size]
-            found.append(self._rows_in_stage(placed, its, rows))
-            first += its.size
-        return found
+        within, chosen, first = self.row_numbers(step, places, count=count, world_size=world_size), [], 0
+        for placed, stage_steps in self.timeline.by_stage(plan_steps):
+            rows = within if len(within) == 1 else within[first : first + stage_steps.size]
+            chosen.append(self._rows_in_stage(placed, stage_steps, rows))
+            first += stage_steps.size
+        return chosen
 
     def _costs(self, step: int) -> Int64Array:
         """Return the costs of the rows of a step's global batch, see `Rows.costs`."""
@@ -331,7 +331,7 @@ class Sampler:
         (chosen,) = self._rows(step, range(size), 1)
         return self.rows.costs(chosen.sources, chosen.rows)
 
-    def _rows_in_stage(self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array) -> _Chosen:
+    def _rows_in_stage(self, placed: PlacedStage, plan_steps: PlanSteps, within: BatchRows) -> _Chosen:
         first = (plan_steps - np.uint64(placed.from_step)) * np.uint64(placed.step_windows)
         members, given = placed.mixture.place(
             (first[:, None] + within // np.uint64(placed.num_parts)).reshape(-1)

@@ -187,7 +187,7 @@ class BoundedShuffle(Order):
         behind = (group == short // self._shape.group) & (ranks > short)
         return _Place(keys, short, group, slot - self._shape.gap[source] * behind)
 
-    def _window(self, source: SourceNumbers, epochs: Epochs, place: _Place) -> UInt64Array:
+    def _window(self, source: SourceNumbers, epochs: Epochs, place: _Place) -> RowNumbers:
         first = place.group * self._shape.group  # place of the group's first block in the epoch's order
         gap = self._shape.gap[source]
         behind = place.slot >= (place.short + _ONE - first) * self._shape.block - gap
