@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.plan.mixture import BLOCK_ROWS, CACHED_TABLES, Mixture
+from corpus_server.plan.numbers import SourceRows, StageRows, UInt64Array
 from corpus_server.plan.permutation import hashed_number
 
-UInt64Array = NDArray[np.uint64]
 IndexArray = NDArray[np.intp]
 
 _ONE: Final = np.uint64(1)
@@ -69,7 +69,7 @@ class Stratified(Mixture):
     def _table(self, block: int) -> NDArray[np.uint16]:
         return _row_table(self._key, block, self._shares)
 
-    def find(self, source: int, numbers: UInt64Array) -> UInt64Array:
+    def find(self, source: int, numbers: SourceRows) -> StageRows:
         """See `Mixture.find`."""
         joins, member = self._joins, source
         while member < len(joins.parents):
@@ -105,7 +105,7 @@ class Stratified(Mixture):
         total: UInt64Array = counts[:num_sources].sum(axis=1)
         return total
 
-    def block_of(self, source: int, numbers: UInt64Array) -> UInt64Array:
+    def block_of(self, source: int, numbers: SourceRows) -> UInt64Array:
         """See `Mixture.block_of`: `find` computes nothing that several numbers share."""
         return np.zeros_like(numbers)
 
