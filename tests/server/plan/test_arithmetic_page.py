@@ -283,7 +283,8 @@ def draw_plan(
     names = random.sample(NAMES, random.choice((1, 1, 2, 3, 4)))
     shard_tokens = {name: draw_shards(random, seq_len) for name in names}
     document: dict[str, Any] = {"seq_len": seq_len, "order": draw_order(random), "stages": []}
-    document["version"] = random.choice((1, 2))
+    if version := random.choice((1, 2, None)):  # None: the page has its default
+        document["version"] = version
     document["seed"] = random.choice(SEEDS) if random.random() < 0.9 else random.getrandbits(64)
     if str(document["order"]) not in STRIDES and random.random() < 0.4:
         document["stride"] = random.randint(1, 3 * seq_len)
@@ -294,7 +295,7 @@ def draw_plan(
     if random.random() < 0.4:
         starts = [random.randrange(random.choice((3, 100, 2000, 10**6))) for _ in range(random.randint(1, 4))]
         document["skip_steps"] = [[start, start + random.randint(1, 50)] for start in starts]
-    for field in ("version", "seed", "order"):
+    for field in ("seed", "order"):
         if random.random() < 0.1:
             del document[field]  # the page has its default
     return document, shard_tokens
@@ -354,7 +355,7 @@ def features(document: Mapping[str, Any], shard_tokens: Mapping[str, list[int]])
     if len(stages) > 1:
         found.add("stages")
     if any(len(stage["mixture"]) > 1 for stage in stages):
-        found.add("mixture")
+        found.add(f"mixture of version {document.get('version', 'left out')}")
     if any(min(tokens) <= document["seq_len"] for tokens in shard_tokens.values()):
         found.add("shard without a window")
     return found
@@ -369,7 +370,8 @@ def test_random_plans_cover_what_the_page_defines() -> None:
             "order left out",
             "seed left out",
         ),
-        *("stride", "skip_steps", "seq_len", "exclude", "stages", "mixture", "shard without a window"),
+        *("stride", "skip_steps", "seq_len", "exclude", "stages", "shard without a window"),
+        *(f"mixture of version {each}" for each in (1, 2, "left out")),
     }
     assert min(counts.values()) > PLANS // 20
 
@@ -512,7 +514,8 @@ def test_random_plans_with_rows_of_documents_cover_what_the_page_defines() -> No
     )
     assert set(counts) == {
         *(f"order {each}" for each in (*EPOCH_ORDERS, "bounded", "left out")),
-        *("skip_steps", "exclude", "stages", "mixture", "shards", "blocks", "block_documents left out"),
+        *("skip_steps", "exclude", "stages", "shards", "blocks", "block_documents left out"),
+        *(f"mixture of version {each}" for each in (1, 2, "left out")),
         *("empty document", "document in several pieces", "merged lengths"),
     }
     assert min(counts.values()) > PLANS // 5 // 40
