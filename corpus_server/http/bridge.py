@@ -19,7 +19,7 @@ from corpus_server.http.message import Message
 from corpus_server.responses.response import Buffer, status_line
 from corpus_server.work import ClientLeft
 
-LEFT_SECONDS = 0.1
+LEFT_SECONDS = 0.05
 """Work goes on for so long after the client has stopped sending: nobody can tell whether it has left, or
 waits with its half of the connection closed. What takes longer is given up."""
 

@@ -6,19 +6,16 @@ Golden bytes in `tests/contract` hold the two together.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Literal, get_args
-
-import numpy as np
-import orjson
+from typing import Final, Literal, get_args
 
 from corpus_server.admission.request import REQUEST_ID, RequestHead
 from corpus_server.read.bound_plan import Source
 from corpus_server.readers.registry import Reader
+from corpus_server.responses.json_parts import PART_BYTES, json_parts
+from corpus_server.work import Budget
 
 SHAPE_HEADER = "Corpus-Shape"
 DTYPE_HEADER = "Corpus-Dtype"
@@ -70,6 +67,9 @@ REVALIDATED = "no-cache"
 """`Cache-Control` where a corpus is named, which another corpus may be called tomorrow: a 304 says if not."""
 
 Buffer = bytes | memoryview
+
+_GROUP_BYTES: Final = 256 * 1024
+"""Of JSON, sent together."""
 
 
 @dataclass(slots=True)
@@ -163,22 +163,32 @@ def status_line(status: int) -> str:
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-def json_response(value: object, headers: Mapping[str, str]) -> Response:
-    """Return a JSON response; NumPy arrays become lists, and bytes of names that are not UTF-8 `\\udcxx`."""
-    try:
-        content = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:  # orjson refuses such names
-        content = json.dumps(value, default=_plain).encode()
-    return Response.whole(content, {**headers, "Content-Type": MEDIA_TYPES["json"]})
+def json_response(value: object, headers: Mapping[str, str], budget: Budget) -> Response:
+    """Return a JSON response, see `json_parts`.
+
+    After some of it the budget says whether the response may become so large, and whose turn it is.
+    """
+    groups, group = list[list[Buffer]](), list[Buffer]()
+    num_bytes = checked = begun = 0
+    for part in json_parts(value):
+        num_bytes += len(part)
+        group.append(part)
+        if num_bytes - checked >= PART_BYTES:
+            checked = num_bytes
+            budget.check_response(num_bytes)
+            budget.spend()
+            if num_bytes - begun >= _GROUP_BYTES:
+                groups, group, begun = [*groups, group], [], num_bytes
+    budget.check_response(num_bytes)
+    about = {"Content-Length": str(num_bytes), "Content-Type": MEDIA_TYPES["json"]}
+    return Response(200, {**headers, **about}, (*groups, group))
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else dataclasses.asdict(value)
-
-
-def text_response(text: str, headers: Mapping[str, str]) -> Response:
+def text_response(text: str, headers: Mapping[str, str], budget: Budget) -> Response:
     """Return a plain-text response."""
-    return Response.whole(text.encode(), {**headers, "Content-Type": MEDIA_TYPES["text"]})
+    content = text.encode()
+    budget.check_response(len(content))
+    return Response.whole(content, {**headers, "Content-Type": MEDIA_TYPES["text"]})
 
 
 NO_STORE: Final = {"Cache-Control": "no-store"}

@@ -146,9 +146,12 @@ def spans(
     tokens = read(service, corpus, query.start, stop)
     budget.spend(num_bytes=tokens.nbytes)
     mask = text.mask_of(corpus, query.start, stop) if query.targets == "true" else None
-    shown = list(text.spans(corpus, query.start, tokens.tolist(), mask))
+    shown = list[text.Span]()
+    for span in text.spans(corpus, query.start, tokens.tolist(), mask):
+        shown.append(span)
+        budget.spend()
     found = Spans(corpus=corpus.name, start=query.start, stop=stop, num_tokens=corpus.num_tokens, spans=shown)
-    return json_response(found, NO_STORE)
+    return json_response(found, NO_STORE, budget)
 
 
 def token_range(
@@ -175,7 +178,7 @@ def token_range(
     chosen = choose_format(request, query, default)
     gatherer = service.catalog.gatherer(corpus.name)
     reading = RangeReading(corpus, gatherer, start=start, stop=stop)
-    service.admission.check_size(num_bytes(reading), "count")
+    budget.check_response(num_bytes(reading), "count")
     if chosen in ("json", "text"):
         check_form(service, chosen, [corpus], reading)
     identity = f"{corpus.fingerprint}.{start}.{stop}.{representation(query, chosen)}"
@@ -196,7 +199,7 @@ def token_range(
     elif chosen == "text":
         tokens = [each for part in read_arrays(reading) for each in part.tolist()]
         budget.spend(num_bytes=num_bytes(reading))
-        response = text_response(text.decode(corpus, tokens), headers)
+        response = text_response(text.decode(corpus, tokens), headers, budget)
     else:
         response = array_response(reading, headers, chosen, query.checksum, request, budget)
     response.source, response.num_tokens = Source.of("", {corpus.name: 1.0}), stop - start

@@ -178,7 +178,7 @@ def recordings(service: Service, query: RecordingsQuery, request: RequestHead, b
                 unreadable=dict(list(found.unreadable.items())[:10]),
             )
             listed.append(its)
-    return json_response(RecordedList(recordings=listed), NO_STORE)
+    return json_response(RecordedList(recordings=listed), NO_STORE, budget)
 
 
 RECORDED_LIMITS = Limits(rows=2**27, num_bytes=2**30, seconds=60)
@@ -209,7 +209,7 @@ def losses(
         num_rows=sums.num_rows,
         ranks_apart=sums.ranks_apart,
     )
-    return json_response(fields, NO_STORE)
+    return json_response(fields, NO_STORE, budget)
 
 
 @question("/v1/recordings/{name}/spikes", Spikes, limits=RECORDED_LIMITS)
@@ -269,7 +269,7 @@ def spikes(
         documents=sorted(listed, key=lambda each: -each.score)[:MAX_DOCUMENTS],
         unresolved=unresolved,
     )
-    return json_response(fields, NO_STORE)
+    return json_response(fields, NO_STORE, budget)
 
 
 def _opened(

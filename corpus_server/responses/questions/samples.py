@@ -142,7 +142,7 @@ def statistics(
         num_documents=corpus.num_documents,
         document_lengths=lengths,
     )
-    return json_response(fields, NO_STORE)
+    return json_response(fields, NO_STORE, budget)
 
 
 @question("/v1/corpora/{name}/search", Search)
@@ -187,7 +187,7 @@ def search(
         num_searched_tokens=num_searched,
         found=found,
     )
-    return json_response(fields, NO_STORE)
+    return json_response(fields, NO_STORE, budget)
 
 
 def _token_at(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> int:

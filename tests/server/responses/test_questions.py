@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import ResponseTooLarge
 from corpus_server.responses.question import StepQuery
@@ -55,7 +55,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def post(service: Service, document: dict[str, Any]) -> str:
-    return service.plans.keep_document(json.dumps(document).encode()).plan.id
+    return service.plans.keep_document(json.dumps(document).encode(), ANYONE, Budget())[0].plan.id
 
 
 @pytest.fixture(scope="module")

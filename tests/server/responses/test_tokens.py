@@ -15,7 +15,7 @@ import xxhash
 
 from corpus_server import metrics
 from corpus_server.admission.admission import Admission
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
     ResponseTooLarge,
@@ -64,7 +64,9 @@ class World:
     def __init__(self, service: Service, tokens: dict[str, np.ndarray]) -> None:
         self.service, self.tokens = service, tokens
         self.text, self.web = (service.catalog.corpus(name) for name in ("text", "web"))
-        self.bound: BoundPlan = service.plans.keep_document(json.dumps(DOCUMENT).encode())
+        self.bound: BoundPlan = service.plans.keep_document(json.dumps(DOCUMENT).encode(), ANYONE, Budget())[
+            0
+        ]
 
     def rows(self, step: int, count: int = 1) -> np.ndarray:
         """Where the global batches of some steps lie: `(count, rows, 2)`, by the sampler."""
@@ -94,10 +96,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(service, tokens)
 
 
-def charged() -> tuple[Budget, list[int]]:
+def charged(max_response_bytes: int = 2**40) -> tuple[Budget, list[int]]:
     """Return a budget, and the bytes of the response that it claims."""
     found: list[int] = []
-    return Budget(claim=found.append), found
+    return Budget(claim=found.append, max_response_bytes=max_response_bytes), found
 
 
 def query(world: World, **given: Any) -> BatchesQuery:
@@ -278,12 +280,12 @@ def test_the_pieces_of_rows_are_counted_and_limited(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", 3)
     settings = Settings(corpora=tuple(specs(THREE, tmp_path)), state_dir=tmp_path / "state")
     with Service.open(settings) as service:
-        bound = service.plans.keep_document(json.dumps(document(THREE, 8)).encode())
+        bound = service.plans.keep_document(json.dumps(document(THREE, 8)).encode(), ANYONE, Budget())[0]
 
         def ask(chosen: str, **limits: int) -> tuple[bytes, list[int]]:
             limited = Admission(replace(settings, **limits), service.access)
             monkeypatch.setattr(service, "admission", limited)
-            budget, charges = charged()
+            budget, charges = charged(limited.settings.max_response_bytes)
             asked = {"plan": bound.plan.id, "step": "4", "count": "2", "format": chosen}
             return body(indices(service, BatchesQuery.model_validate(asked), GET, budget)), charges
 
