@@ -34,12 +34,12 @@ from starlette.types import ASGIApp
 from corpus_server import metrics
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, request_id_in
 from corpus_server.errors import BadRequest, CorpusServerError, RequestTimeout
-from corpus_server.http.bridge import LEFT_SECONDS, Bridge
-from corpus_server.http.exchange import ROUTES, Exchange, log_error, respond
+from corpus_server.http.bridge import Bridge
+from corpus_server.http.exchange import LEFT_SECONDS, ROUTES, Exchange, log_error, respond
 from corpus_server.http.message import END, Message, too_large
 from corpus_server.http.send import widen
 from corpus_server.responses.problem import problem
-from corpus_server.responses.response import Answered, Buffer, Response
+from corpus_server.responses.response import CLIENT_LEFT, Answered, Buffer, Response
 from corpus_server.responses.service import Service
 from corpus_server.responses.tokens import TOKEN_LIMITS
 from corpus_server.work import Budget, ClientLeft
@@ -62,7 +62,6 @@ LOOKS = 8
 """How often within a time-out it is looked whether a reader has taken something."""
 
 _CLOSE = (b"Connection", b"close")
-_CLIENT_LEFT = 499  # nginx's number for a client that closed the connection; only the metrics see it
 
 _log = logging.getLogger("corpus_server")
 
@@ -275,7 +274,7 @@ class Connection(asyncio.Protocol):
                     request=request,
                     route=request.path.decode("ascii"),
                     via="fast-path",
-                    status=_CLIENT_LEFT if left or response is None else response.status,
+                    status=CLIENT_LEFT if left or response is None else response.status,
                     sent_bytes=max(0, exchange.sent_bytes),
                     seconds=exchange.seconds,
                     problem_type="" if response is None else response.problem_type,

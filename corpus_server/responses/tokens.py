@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 from pydantic import Field
 
+from corpus_server import metrics
 from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import NO_SHARD
@@ -140,8 +141,12 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead, budget:
         response = rows_as_text(bound, reading, query.step, headers, budget)
     else:
         response = array_response(reading, headers, chosen, query.checksum, request, budget, beside)
-    response.source = bound.source_of(query.step)
-    response.num_tokens = reading.num_units * reading.unit_tokens
+    response.when_sent(
+        metrics.count_tokens,
+        bound.source_of(query.step),
+        reading.num_units * reading.unit_tokens,
+        request.run,
+    )
     response.reader, response.num_steps = reader, query.count
     return response
 

@@ -244,8 +244,8 @@ def questions(server: RunningServer) -> dict[str, Callable[[], bytes]]:
         ),
         "tokens of a view, 2.4 MB": lambda: get("/v1/corpora/one/tokens", start=5, count=1_200_000),
         "tokens of a view, all": lambda: get("/v1/corpora/one/tokens", start=0, count=20_000_000),
-        "look-up of 98 tokens in 10,000 epochs": lambda: get(
-            "/v1/lookup", plan=posted("huge", 64), start=0, stop=98, epochs=10_000, limit=100_000
+        "look-up of 100,000 rows": lambda: get(
+            "/v1/lookup", plan=posted("huge", 64), start=0, stop=640, epochs=10_000, limit=100_000
         ),
         "usage over 2,048 skipped ranges": lambda: get(
             f"/v1/plans/{posted('huge', 64, skip_steps=[[3 * k, 3 * k + 1] for k in range(2000)])}/usage",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import contents
@@ -127,7 +128,7 @@ def document(
     response = token_range(
         service, corpus, start, stop, query, request, budget, default="json", fields=fields, tag=tag
     )
-    response.num_documents = 1
+    response.when_sent(metrics.DOCUMENTS.add, 1, corpus.name)
     return response
 
 
@@ -202,7 +203,8 @@ def token_range(
         response = text_response(text.decode(corpus, tokens), headers, budget)
     else:
         response = array_response(reading, headers, chosen, query.checksum, request, budget)
-    response.source, response.num_tokens = Source.of("", {corpus.name: 1.0}), stop - start
+    source = Source.of("", {corpus.name: 1.0})
+    response.when_sent(metrics.count_tokens, source, stop - start, request.run)
     return response
 
 

@@ -95,3 +95,12 @@ def test_the_end_of_the_budget_ends_a_response_that_is_being_made() -> None:
     with pytest.raises(ClientLeft):
         json_response(POINTS, {}, budget)
     assert len(asked) == 4
+
+
+def test_a_response_of_thousands_of_parts_is_sent_in_few() -> None:
+    """One call of the system takes 1,024 buffers at most."""
+    value = {str(number): [1, 2, 3] for number in range(20_000)}
+    groups = list(json_response(value, {}, Budget()).body)
+    assert max(map(len, groups)) == 1
+    assert len(groups) == 2
+    assert json.loads(b"".join(part for group in groups for part in group)) == value

@@ -110,8 +110,7 @@ def counted(response: Response) -> dict[tuple[str, ...], float]:
     """Return what a response counts when it was sent: tokens by corpus, and by plan and run."""
     kinds = metrics.TOKENS, metrics.PLAN_TOKENS
     before = [kind.numbers() for kind in kinds]
-    if response.source is not None:
-        metrics.count_tokens(response.source, response.num_tokens, "")
+    response.sent()
     return {
         labels: number - old.get(labels, [0])[0]
         for kind, old in zip(kinds, before, strict=True)
