@@ -29,6 +29,7 @@ from corpus_server.plan.timeline import PlacedStage
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.masks import MaskGatherer
 from corpus_server.read.viewed import viewed
+from corpus_server.read.vocabularies import tokenizer_warnings
 from corpus_server.stores import is_staged
 
 _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 9_000, 1_500, 128
@@ -52,6 +53,8 @@ class SourceDescription(TypedDict):
     fingerprint: str
     eot: int | None
     """Id of the end-of-text token, if it is known."""
+    tokenizer_identity: str | None
+    """The same for corpora of one tokenizer; null if it is not known."""
     vocab_size: int | None
     """Of the corpus's tokenizer; null if it has none."""
     largest_id: int | None
@@ -98,6 +101,8 @@ class BoundDescription(TypedDict):
     num_stages: int
     stages: list[StageDescription]
     """The last 512; of a posted plan that continues another one, those that it adds."""
+    warnings: list[str]
+    """What its author should know: tokenizers that could not be compared."""
     num_steps: int | None
     """Training steps; null if the plan has no end."""
     dtype: str
@@ -315,6 +320,7 @@ class BoundPlan:
             "sources": {name: self._source(number) for number, name in enumerate(self.plan.sources)},
             "num_stages": num_stages,
             "stages": [self._stage(placed) for placed in timeline.stages[first:]],
+            "warnings": tokenizer_warnings(self.plan, self.corpora),
             "num_steps": self.sampler.num_steps,
             "dtype": self.dtype.name,
             "fills_ends": self.plan.rows.fills_ends,
@@ -332,6 +338,7 @@ class BoundPlan:
             "fingerprint": self.plan.fingerprints[name],
             "eot": corpus.eot,
             "num_masks": corpus.num_masks,
+            "tokenizer_identity": corpus.tokenizer_identity,
             "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
             "largest_id": None if sampled is None else sampled.largest,
         }

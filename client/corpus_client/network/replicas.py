@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("corpus_client")
 
+_WARNED: set[str] = set()  # what servers said of plans: once a process, however many loaders have the plan
+
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
@@ -130,6 +132,9 @@ class Replicas(AbstractContextManager["Replicas"]):
                 log.warning("%s has not answered yet; going on without it", replica.endpoint.name)
             if (refusal := pool.refusal()) is not None:
                 raise refusal
+        for said in set(bound.warnings) - _WARNED:
+            _WARNED.add(said)
+            log.warning("plan %s: %s", bound.plan_id[:12], said)
         return bound
 
     def follow(self, plan: BoundPlan) -> None:

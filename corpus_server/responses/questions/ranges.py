@@ -80,6 +80,8 @@ class Spans:
 
     corpus: str
     start: int
+    base_start: int | None
+    """The first token as `/v1/lookup` counts it: of a view, in its corpus; null behind the last token."""
     stop: int
     num_tokens: int
     """Tokens of the corpus."""
@@ -151,7 +153,14 @@ def spans(
     for span in text.spans(corpus, query.start, tokens.tolist(), mask):
         shown.append(span)
         budget.spend()
-    found = Spans(corpus=corpus.name, start=query.start, stop=stop, num_tokens=corpus.num_tokens, spans=shown)
+    found = Spans(
+        corpus=corpus.name,
+        start=query.start,
+        base_start=corpus.base_token(query.start) if query.start < corpus.num_tokens else None,
+        stop=stop,
+        num_tokens=corpus.num_tokens,
+        spans=shown,
+    )
     return json_response(found, NO_STORE, budget)
 
 
