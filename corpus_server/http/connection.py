@@ -39,7 +39,8 @@ from corpus_server.http.exchange import LEFT_SECONDS, ROUTES, Exchange, log_erro
 from corpus_server.http.message import END, Message, too_large
 from corpus_server.http.send import widen
 from corpus_server.responses.problem import problem
-from corpus_server.responses.response import CLIENT_LEFT, Answered, Buffer, Response
+from corpus_server.responses.requests import CLIENT_LEFT
+from corpus_server.responses.response import Answered, Buffer, Response
 from corpus_server.responses.service import Service
 from corpus_server.responses.tokens import TOKEN_LIMITS
 from corpus_server.work import Budget, ClientLeft

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from corpus_server.errors import Forbidden, StateUnavailable
-from corpus_server.plan_store.database import Database, Row
+from corpus_server.plan_store.database import Database, Row, totals
 
 _USAGE = """
     SELECT owner, sum(num_bytes), sum(num_plans) FROM (
@@ -97,7 +97,7 @@ def _make_room(
                 remedy="begin a new plan, or give the token a larger max_plans",
             )
     while True:
-        num_plans, num_bytes = connection.execute("SELECT num_plans, num_bytes FROM totals").fetchone()
+        num_plans, num_bytes = totals(connection)
         if num_plans <= database.max_plans and num_bytes <= database.max_bytes:
             return
         if num_plans == 1 and values["root"] == values["newest"]:

@@ -68,9 +68,6 @@ REVALIDATED = "no-cache"
 
 Buffer = bytes | memoryview
 
-CLIENT_LEFT: Final = 499
-"""nginx's number for a client that closed the connection; only the metrics see it."""
-
 _GROUP_BYTES: Final = 256 * 1024
 """Of JSON, sent together."""
 
