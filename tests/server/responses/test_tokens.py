@@ -119,6 +119,11 @@ def counted(response: Response) -> dict[tuple[str, ...], float]:
     }
 
 
+def naming(world: World) -> RequestHead:
+    """A request whose URL names the plan by its whole id, so that its response is immutable."""
+    return RequestHead("GET", f"/?plan={world.bound.plan.id}".encode(), {})
+
+
 RANK = {"count": "2", "rank": "1", "world_size": "2"}
 IMMUTABLE = "public, max-age=31536000, immutable"
 
@@ -127,7 +132,7 @@ def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
     """Over a step that is skipped: training step 4 is step 6 of the plan."""
     budget, charges = charged()
     with patch.object(world.service.readers, "note", wraps=world.service.readers.note) as note:
-        response = batches(world.service, query(world, **RANK, step="4"), GET, budget)
+        response = batches(world.service, query(world, **RANK, step="4"), naming(world), budget)
     right = world.batch(4, 2)[:, 3:]
     content = body(response)
     assert content == right.tobytes()
@@ -170,7 +175,7 @@ def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
 def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", 2)  # rows located at once
     budget, charges = charged()
-    response = indices(world.service, query(world, **RANK, step="4", format=chosen), GET, budget)
+    response = indices(world.service, query(world, **RANK, step="4", format=chosen), naming(world), budget)
     right = world.rows(4, 2).reshape(2, ROWS, 2)[:, 3:]
     plan_id = world.bound.plan.id
     content = body(response)
