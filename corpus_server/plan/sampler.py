@@ -333,9 +333,8 @@ class Sampler:
 
     def _rows_in_stage(self, placed: PlacedStage, plan_steps: PlanSteps, within: BatchRows) -> _Chosen:
         first = (plan_steps - np.uint64(placed.from_step)) * np.uint64(placed.step_windows)
-        members, given = placed.mixture.place(
-            (first[:, None] + within // np.uint64(placed.num_parts)).reshape(-1)
-        )
+        windows = within if placed.num_parts == 1 else within // np.uint64(placed.num_parts)
+        members, given = placed.mixture.place((first[:, None] + windows).reshape(-1))
         source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
         numbers, epochs = self.rows_at(source, given + placed.positions[source])
         return _Chosen(source, numbers, epochs, self.exclusion_at(placed.number))
