@@ -61,6 +61,14 @@ class CorpusResponse(BaseModel):
     view: Annotated[ViewResponse | None, Field(description="Missing unless the corpus is a view.")] = None
 
 
+class PathsResponse(BaseModel):
+    """Where the files of a corpus lie."""
+
+    paths: Annotated[
+        dict[str, str], Field(description="By `file` of the shards; shards of object stores have none.")
+    ]
+
+
 class CorporaResponse(BaseModel):
     """All corpora."""
 
@@ -186,6 +194,7 @@ RESPONSES: dict[tuple[str, str], Any] = {
     ("GET", "/healthz"): dict[str, str],
     ("GET", "/v1/corpora"): CorporaResponse,
     ("GET", "/v1/corpora/{name}"): CorpusResponse,
+    ("GET", "/v1/corpora/{name}/paths"): PathsResponse,
     ("POST", "/v1/plans"): PlanResponse,
     ("GET", "/v1/plans"): PlansResponse,
     ("GET", "/v1/plans/{plan_id}"): PlanResponse,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response as AsgiResponse
 
+from corpus_server.errors import Forbidden
 from corpus_server.responses.question import CorpusName, QueryParameters
 from corpus_server.responses.response import json_response
 from corpus_server.web.responses import sent
@@ -24,3 +25,13 @@ async def corpus(call: Call, name: CorpusName, query: QueryParameters) -> AsgiRe
     """Describe one corpus."""
     corpus = call.service.corpus(name, call.head.caller)
     return sent(await call.run(lambda _: json_response(corpus.describe(), {})))
+
+
+@route("/v1/corpora/{name}/paths", tags=["corpora"])
+async def paths(call: Call, name: CorpusName, query: QueryParameters) -> AsgiResponse:
+    """Say where the files of a corpus lie, to the processes for which the server runs (`--while-locked`)."""
+    corpus = call.service.corpus(name, call.head.caller)
+    if call.service.settings.while_locked is None:
+        raise Forbidden("only a server that runs with --while-locked says where files lie", parameter="name")
+    files = {shard.file.name: str(shard.path) for shard in corpus.shards if shard.file.is_local}
+    return sent(await call.run(lambda _: json_response({"paths": files}, {})))
