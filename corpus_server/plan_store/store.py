@@ -20,7 +20,7 @@ from typing import NamedTuple
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.chain import Continued
 from corpus_server.plan.document import Plan
-from corpus_server.plan_store.database import Database, Row
+from corpus_server.plan_store.database import Database, Row, totals
 from corpus_server.plan_store.links import chain
 from corpus_server.plan_store.room import make_room
 
@@ -200,7 +200,7 @@ class PlanStore(Database):
 
     def count(self) -> int:
         """Return how many plans there are."""
-        return int(self.rows("SELECT num_plans FROM totals")[0][0])
+        return self.run(totals)[0]
 
 
 def _is_recent(known: list[Row], now: float) -> bool:

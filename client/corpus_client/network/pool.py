@@ -129,15 +129,19 @@ class Pool:
             return errors.ReplicaUnusable("; ".join(map(str, refused)))
         return refused[0] if refused else None
 
-    def ready(self, *, idle: bool) -> tuple[Replica, Connection] | None:
+    def ready(self, *, idle: bool, instead_of: Replica | None = None) -> tuple[Replica, Connection] | None:
         """Return the best replica and an open connection to it, if any; open more behind.
 
         idle: only a connection with no pending response.
+        instead_of: a replica to leave out while another one works.
         """
         with self.changed:
             now = time.monotonic()
             found, without = [], []
+            left_out = instead_of if instead_of is not None and self.others(instead_of) else None
             for replica in self.live():
+                if replica is left_out:
+                    continue
                 connection = replica.connection(idle=idle)
                 if connection is None:
                     without.append(replica)
