@@ -34,7 +34,8 @@ from corpus_client import (
 from tests.conftest import ServedCorpus
 from tests.contract.conftest import make_loader, take
 from tests.contract.ranks import GLOBAL_BATCH_SIZE, PLAN, SEQ_LEN
-from tests.serving import ROOT, environment, wait_until
+from tests.serving import ROOT, RunningServer, environment, wait_until
+from tests.views import write_corpus, write_view
 
 NUM_KILLS = int(os.environ.get("CORPUS_KILLS", "2"))
 """Of each kind of process."""
@@ -155,14 +156,18 @@ def test_rows_of_documents_and_options_of_a_corpus(corpora: Corpora) -> None:
         assert {10, 20, 30} & set(next(loader).inputs.flatten().tolist())
 
 
-def test_a_view_is_read_through_the_server(corpora: Corpora, tmp_path: Path) -> None:
-    docs = f"{corpora['docs'].path.with_suffix('')},eot=99"
-    view = tmp_path / "short.view"
-    command = [sys.executable, "-m", "corpus_server", "view", "create", docs, "--where", "num_tokens < 5"]
-    subprocess.run([*command, "--out", str(view)], env=environment(), check=True, capture_output=True)
-    source = {"docs": docs, "short": f"docs?view={view}"}
-    with make_loader(source, corpus="short", seq_len=4, global_batch_size=1, rows="documents") as loader:
-        assert {10, 20} & set(next(loader).inputs.flatten().tolist())
+def test_a_view_is_read_through_the_server(tmp_path: Path) -> None:
+    """Its rows lie in shards of its corpus, whose places the server resolves."""
+    web = write_corpus(tmp_path / "web", [[30] * 50, [40] * 50])
+    hq = write_view(web, [n % 3 for n in range(100)], tmp_path / "hq.view")
+    source = {"web": f"{web},dtype=uint32", "hq": f"web?view={hq}"}
+    with (
+        RunningServer(source, tmp_path) as server,
+        make_loader(server.url, corpus="hq") as there,
+        make_loader(source, corpus="hq") as here,
+    ):
+        for (_, ours), (_, theirs) in zip(take(here, 10), take(there, 10), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_loader_that_cannot_be_made_leaves_no_server(corpora: Corpora, runtime: Runtime) -> None:
@@ -408,7 +413,7 @@ def test_all_killed_at_once_and_resumed_by_another_number_of_ranks(
 
 def test_what_is_no_url_and_no_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    forms = r"expected http://host:port, .*, or \{'web': '/data/web', \.\.\.\}, got "
+    forms = r"url must be http://host:port, .*, \{'web': '/data/web', \.\.\.\}, got "
     for source, message in {
         "data": rf"{forms}'data', which is no URL and no file or folder in {tmp_path}",
         "web.bin": rf"{forms}'web.bin', which is no URL",

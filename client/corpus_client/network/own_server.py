@@ -59,8 +59,8 @@ _SPECIAL = re.compile(r"[\\,#*?[]")
 """What has a meaning in the path of a corpus, and is escaped where it belongs to a name."""
 
 FORMS = (
-    f"{URL_FORMS} of a server; or of files here a path (/data/web, ./web.bin), hf://datasets/ORG/NAME, "
-    "corpus.toml, or {'web': '/data/web', ...}"
+    f"{URL_FORMS}, or name files here: /data/web, ./web.bin, hf://datasets/ORG/NAME, corpus.toml, "
+    "{'web': '/data/web', ...}"
 )
 
 log = logging.getLogger("corpus_client")
@@ -241,14 +241,14 @@ def _of_text(text: str) -> list[str] | None:
         return None
     if scheme := _SCHEME.match(text):
         if scheme[1] not in _STORES:
-            raise errors.InvalidArgument(f"expected {FORMS}, got {text!r}")
+            raise errors.InvalidArgument(f"url must be {FORMS}, got {text!r}")
         return ["--", text]
     path = text[_NAMED.match(text).end() :] if _NAMED.match(text) else text  # type: ignore[union-attr]
     is_plain = path.startswith(("/", "./", "../", "~")) or path in (".", "..") or _SCHEME.match(path)
     # A bare word could be a host: it is a path only where there is such a file.
     if not is_plain and not Path(_SPECIAL.split(path)[0] or "\0").exists():
         raise errors.InvalidArgument(
-            f"expected {FORMS}, got {text!r}, which is no URL and no file or folder in {Path.cwd()}"
+            f"url must be {FORMS}, got {text!r}, which is no URL and no file or folder in {Path.cwd()}"
         )
     if path is text and text.endswith(".toml"):
         return _of_path(text)

@@ -139,7 +139,7 @@ def lets_go_on_error(make: Callable[P, None]) -> Callable[P, None]:
         try:
             make(*arguments, **options)
         except BaseException:
-            arguments[0]._let_go()  # type: ignore[attr-defined]  # noqa: SLF001 - the loader
+            arguments[0]._let_go()  # type: ignore[attr-defined]
             raise
 
     return made
