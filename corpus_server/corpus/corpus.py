@@ -177,7 +177,10 @@ class Corpus(Closing):
 
     def check_range(self, start: int, count: int) -> None:
         """Raise InvalidParameter unless tokens [start, start + count) lie in the corpus."""
-        if start < 0 or count < 0 or start + count > self.num_tokens:
+        if not 0 <= start <= self.num_tokens:
+            accepted = f"in [0, {self.num_tokens}], the tokens of corpus {self.name!r}"
+            raise InvalidParameter.expected("start", accepted, start)
+        if count < 0 or start + count > self.num_tokens:
             raise InvalidParameter(
                 f"start + count must be at most {self.num_tokens}, the tokens of corpus {self.name!r}, "
                 f"got {start} + {count}",

@@ -343,8 +343,14 @@ def test_the_list_shows_the_plans_of_a_run_and_folds_those_of_tools(
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("/page/plans/zzz", "must be the 64 digits (0-9, a-f) of a plan's id, got 'zzz'"),
-        ("/page/plans/zzz/steps/3?until=5", "must be the 64 digits (0-9, a-f) of a plan's id, got 'zzz'"),
+        (
+            "/page/plans/zzz",
+            "the first 8 of them or more, got 'zzz'",
+        ),
+        (
+            "/page/plans/zzz/steps/3?until=5",
+            "the first 8 of them or more, got 'zzz'",
+        ),
         (f"/page/plans/{'a' * 64}", "this server has not seen plan"),
         ("/page/corpora/nope", "no corpus"),
     ],

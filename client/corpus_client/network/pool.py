@@ -82,6 +82,7 @@ class Pool:
         self._names: list[_Name] = []
         self._replicas: list[Replica] = []
         self._clients: dict[Endpoint, HttpClient] = {}  # that no thread uses
+        self.was_reached = False  # whether any of the servers was ever connected to
         self._stopped = False
         self._num_background = 0
         self._last_error: Exception | None = None
@@ -189,14 +190,17 @@ class Pool:
         )
         return now + TELL_SECONDS
 
-    def deadline_exceeded(self, seconds: float) -> errors.DeadlineExceeded:
-        """Return what to raise after so many seconds, with the last failure as its cause."""
+    def deadline_exceeded(self, seconds: float, option: str) -> errors.DeadlineExceeded:
+        """Return what to raise after so many seconds, with the last failure as its cause.
+
+        option: by which a user says how many.
+        """
         names = ", ".join(each.endpoint.name for each in self._replicas or self._names)
         answered = isinstance(self._last_error, errors.ServerError)
         hint = "" if answered else "is the server running? "
         error = errors.DeadlineExceeded(
             f"no good response from {names} within {seconds:g} s; last: {self._last_failure}; {hint}"
-            "deadline_seconds= sets how long to wait"
+            f"{option}= sets how long to wait"
         )
         error.__cause__ = self._last_error
         return error
@@ -316,7 +320,7 @@ class Pool:
                 if replica.num_failures & (replica.num_failures - 1) == 0:
                     log.log(
                         logging.INFO if no_news else logging.WARNING,
-                        "%s; failure %d in a row, left alone for %.2f s",
+                        "%s; failure %d in a row, asked again in %.2f s",
                         *(named(replica, error), replica.num_failures, delay),
                     )
             self.changed.notify_all()
@@ -408,6 +412,7 @@ class Pool:
         else:
             with self.changed:
                 replica.opening = None
+                self.was_reached = True
                 replica.connections.append(connection)
                 if self._stopped:
                     self.discard(replica, connection)

@@ -129,7 +129,9 @@ class Replicas(AbstractContextManager["Replicas"]):
             pool.changed.wait_for(pool.settled, FIRST_SECONDS)
         if after is None:
             root, lines = _split(plan)
-            pool.plan = bound = self.ask(control.post_plan(root))
+            post, seconds = control.post_plan(root), self.network.deadline_seconds
+            receive = partial(pool.ask, post)
+            pool.plan = bound = self._answered(None, receive, seconds, reach=self.network.reach_seconds)
         else:
             bound, lines = after, [control.json_text(plan).decode()]
         for part in chain.parts_of(lines):
@@ -198,11 +200,13 @@ class Replicas(AbstractContextManager["Replicas"]):
         receive: Callable[..., T],
         seconds: float,
         attempt: _Attempt | None = None,
+        reach: float | None = None,
     ) -> T:
         """Send a request until it has a right response; return what `receive` makes of that.
 
         path: of an array; None: `receive` asks, too.
         attempt: the request is on the wire already.
+        reach: the longest wait for the first connection to any server.
         """
         started = time.monotonic()
         deadline = started + seconds
@@ -218,9 +222,14 @@ class Replicas(AbstractContextManager["Replicas"]):
         while True:
             while not attempts:
                 self.recorder.enter("retry" if failed else "send")
-                found = self._pool.acquire(deadline, idle=True, since=started)
+                option, most = "deadline_seconds", seconds
+                if reach is not None and reach < seconds and not self._pool.was_reached:
+                    option, most = "reach_seconds", reach
+                found = self._pool.acquire(started + most, idle=True, since=started)
+                if found is None and (option == "deadline_seconds" or not self._pool.was_reached):
+                    raise self._pool.deadline_exceeded(most, option)
                 if found is None:
-                    raise self._pool.deadline_exceeded(seconds)
+                    continue
                 if (sent := self._send(path, *found)) is not None:
                     attempts.append(sent)
                 self.recorder.num_retries += again
