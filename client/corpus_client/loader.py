@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Never
 
 import torch
+from torch.utils.data import IterableDataset
 
 from corpus_client import errors
 from corpus_client.batch import Batch, Origin
@@ -19,7 +20,7 @@ from corpus_client.network.options import Network
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.observe.recorder import Recorder, write_trace
-from corpus_client.plan import receipts, trainers
+from corpus_client.plan import receipts
 from corpus_client.plan.document import (
     MAX_STEP,
     OrderArgument,
@@ -29,8 +30,8 @@ from corpus_client.plan.document import (
     requested_plan,
 )
 from corpus_client.plan.hints import hint
-from corpus_client.plan.state import NumSteps, PlanLoader
-from corpus_client.plan.world import Placement
+from corpus_client.plan.iteration import NumSteps, PlanLoader
+from corpus_client.plan.world import Placement, check_dealt_out
 from corpus_client.prepared import PlanOptions, PreparedPlan
 from corpus_client.recording.losses import LossRecorder
 from corpus_client.staging.options import Staging
@@ -146,6 +147,7 @@ class CorpusLoader(PlanLoader[Batch]):
         if record_dir is not None and not sources:
             raise errors.InvalidArgument("record_dir= needs the sources of rows; pass sources=True as well")
         self._recorder = Recorder(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None)
+        self.declared = False  # whether an integration that knows the ranks made it, or compared the place
         self._in_call = False  # whether the loop's thread is within a call that uses the device
         self._num_batches = self._num_tokens = 0
         self.prepared: PreparedPlan  # to be read only
@@ -442,8 +444,8 @@ class CorpusLoader(PlanLoader[Batch]):
     def _start(self) -> Pipeline:
         self._recorder.ask()
         self._placement.check(self.prepared.options.place)
-        if not self._num_batches:
-            trainers.check_dealt_out(self, self.prepared.options.place.world_size)
+        if not self._num_batches and not self.declared:
+            check_dealt_out(self.prepared.options.place.world_size)
         pipeline = self._session.start(
             self.prepared.sizes,
             lambda slots: self.prepared.start(
@@ -455,3 +457,16 @@ class CorpusLoader(PlanLoader[Batch]):
 
     def _stop(self) -> None:
         self._session.end()
+
+
+class _NoDataset(IterableDataset[Batch]):
+    """Makes `DataLoader(loader)` an error at once; it would be one at the first batch only.
+
+    A DataLoader first asks whether it got an `IterableDataset`, and Python asks the subclasses of that, too.
+    """
+
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> bool:
+        if issubclass(kind, CorpusLoader):
+            kind.refuse_dataloader()
+        return False  # a `CorpusIterableDataset` is found by its own bases

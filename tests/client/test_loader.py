@@ -166,20 +166,42 @@ def test_a_default_device_of_torch_changes_no_dataset(
 def test_the_default_memory_grows_to_two_batches(
     server: ReferenceServer, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
-    """Of 408 bytes, where the default would hold one; a number that was given is refused in its words."""
+    """Of 408 bytes, where the default would hold one; a number that was given is for each worker."""
     monkeypatch.setattr("corpus_client.staging.slots.PREFETCH_BYTES", 408)
     monkeypatch.setattr("corpus_client.dataset.PREFETCH_BYTES", 408)
     options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "num_steps": 20}
     dataset = CorpusIterableDataset(server.url, **options)
     batches = DataLoader(dataset, batch_size=None, num_workers=num_workers)
     assert [batch.step for batch in batches] == list(range(20))
-    given = CorpusIterableDataset(server.url, **options, staging=Staging(prefetch_bytes=3 << 12))
+    given = CorpusIterableDataset(server.url, **options, staging=Staging(prefetch_bytes=2 << 12))
     batches = DataLoader(given, batch_size=None, num_workers=num_workers)
-    if num_workers == 0:
-        assert len(list(batches)) == 20
-        return
-    with pytest.raises(errors.InvalidArgument, match=r"for all 2 workers .* 16,384 bytes in all, got 12,288"):
-        next(iter(batches))
+    assert [batch.step for batch in batches] == list(range(20))
+
+
+def test_a_dataset_of_too_little_memory_is_refused_where_it_is_made(server: ReferenceServer) -> None:
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    with pytest.raises(errors.InvalidArgument, match=r"must hold two batches .* 8,192 in all, got 8,191"):
+        CorpusIterableDataset(server.url, **options, staging=Staging(prefetch_bytes=(2 << 12) - 1))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_the_workers_of_a_dataloader_share_half_of_the_memory(
+    server: ReferenceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "num_steps": 4}
+    dataset = CorpusIterableDataset(server.url, **options)
+    monkeypatch.setattr("corpus_client.staging.slots.host_memory_bytes", lambda: 2 * (3 << 12))
+    assert len(list(DataLoader(dataset, batch_size=None, num_workers=1))) == 4
+    with pytest.raises(errors.InvalidArgument, match=r"over 1 ranks of 2 workers, is 6,144"):
+        next(iter(DataLoader(dataset, batch_size=None, num_workers=2)))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_dataloader_around_a_loader_is_refused_where_it_is_made(
+    make_loader: MakeLoader, shuffle: bool
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"needs no DataLoader.*CorpusIterableDataset\("):
+        DataLoader(make_loader(), batch_size=None, shuffle=shuffle)  # type: ignore[arg-type]
 
 
 def test_loaders_of_a_process_share_half_of_the_memory(

@@ -18,7 +18,7 @@ from tests.client.reference_server import ReferenceServer
 
 pretrain = pytest.importorskip("litgpt.pretrain", reason="litgpt is not installed here")
 
-from corpus_client.integrations.litgpt import CorpusData  # noqa: E402
+from examples.for_litgpt import CorpusData  # noqa: E402
 
 
 def fit(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from corpus_client import errors
-from corpus_client.integrations.llmc import DistributedDataLoader
+from examples.for_llmc import DistributedDataLoader
 from tests.client.integrations.nanogpt_model import Model, copied
 from tests.client.integrations.ranks import QUICK, SEQ_LEN
 from tests.client.reference_plan import ReferenceCorpus
@@ -154,5 +154,5 @@ def test_it_resumes_as_every_loader(make_loader: Callable[[], DistributedDataLoa
 
 
 def test_a_file_pattern_is_refused_with_what_to_give() -> None:
-    with pytest.raises(errors.InvalidArgument, match="must be http://host:port/corpus, got 'fineweb_train"):
+    with pytest.raises(ValueError, match="must be http://host:port/corpus, got 'fineweb_train"):
         DistributedDataLoader("fineweb_train_*.bin", ROWS, SEQ_LEN, 0, 1)

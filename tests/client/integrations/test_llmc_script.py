@@ -79,7 +79,7 @@ CHECKPOINTS = {
 }
 """At the loop's head. Each micro batch is fetched where it is trained on, so `state_dict` counts no other."""
 
-OUR_LOADER = "from corpus_client.integrations.llmc import DistributedDataLoader\n"
+OUR_LOADER = "from examples.for_llmc import DistributedDataLoader\n"
 THEIR_LOADER = re.compile(r"class DistributedDataLoader:\n(?:    .*\n|\n)+")
 
 

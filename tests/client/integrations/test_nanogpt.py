@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from corpus_client import errors
-from corpus_client.integrations.nanogpt import GetBatch
+from examples.for_nanogpt import GetBatch
 from tests.client.integrations.nanogpt_model import Model, copied
 from tests.client.integrations.ranks import PLAN, QUICK, ROWS, SEQ_LEN, on_ranks, rows_of
 from tests.client.reference_plan import ReferenceCorpus
