@@ -128,7 +128,9 @@ class Batch(list[torch.Tensor]):
             return self._views.rows
         rows, seq_len = self.inputs.shape
         one_further = self.inputs.data_ptr() + self.inputs.element_size()
-        if self.targets.data_ptr() == one_further and self.targets.stride() == self.inputs.stride():
+        # Copies of one token each may be neighbours, too, and no row has a place for one token more.
+        apart = self.inputs.stride(0) > seq_len and self.targets.stride() == self.inputs.stride()
+        if apart and self.targets.data_ptr() == one_further:
             return self.inputs.as_strided((rows, seq_len + 1), self.inputs.stride())
         return torch.cat((self.inputs, self.targets[:, -1:]), dim=1)
 

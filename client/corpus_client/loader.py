@@ -39,7 +39,7 @@ from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import open_stager
 from corpus_client.staging.session import DeviceSession
 from corpus_client.staging.slots import Slot
-from corpus_client.staging.stager import Stager, Views, holds, shifted
+from corpus_client.staging.stager import Stager, Stored, Views, holds, shifted
 
 GROUPS: Mapping[str, type[Any]] = {"network": Network, "staging": Staging, "placement": Placement}
 """Classes of options, by the argument that takes them."""
@@ -200,10 +200,10 @@ class CorpusLoader(PlanLoader[Batch]):
         _, rows, window = request.shape
         shape = rows, window
         slot = Slot(memoryview(body), torch.frombuffer(body, dtype=torch.uint8))
-        stored = slot.batches(0, 1, shape, steps.dtype)
-        (views,) = shifted(stored, context, slot.beside(steps.beside, 0, 1, 1, shape, steps.dtype))
+        tokens = slot.batches(0, 1, shape, steps.dtype)
+        (stored,) = shifted(tokens, context, slot.beside(steps.beside, 0, 1, 1, shape, steps.dtype))
         make = Stager(self._stager.location, context=context).make
-        return self._batch_of(step, make(self.prepared.options.dtype, views))
+        return self._batch_of(step, make(self.prepared.options.dtype, stored))
 
     @property
     def waiting(self) -> bool:
@@ -215,7 +215,7 @@ class CorpusLoader(PlanLoader[Batch]):
         pipeline = self._session.pipeline
         return pipeline is not None and pipeline.waiting
 
-    def _take(self, make: Callable[[Views], Views]) -> Batch:
+    def _take(self, make: Callable[[Stored], Views]) -> Batch:
         """Return the next step's batch, of what `make` makes of its views."""
         self._check_thread()
         self._stager.check_not_capturing()
