@@ -17,6 +17,7 @@ from corpus_server.plan import Plan
 from corpus_server.read.bound_plan import BoundPlan, ShardList
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.tables import TableInUse, Tables
+from corpus_server.read.vocabularies import check_tokenizers
 from corpus_server.settings import DEFAULT_CACHE_BYTES, default_cache_dir
 from corpus_server.stores import Cache, Mirror
 from corpus_server.work import Budget
@@ -160,7 +161,7 @@ class Catalog(Closing):
         Raises:
             UnknownCorpus: a source is not served here.
             FingerprintMismatch: a corpus has other content than the plan was made for.
-            InvalidPlan: the plan does not fit the corpora, see `Sampler`.
+            InvalidPlan: the plan does not fit the corpora, see `Sampler` and `check_tokenizers`.
         """
         chosen: dict[str, Corpus] = {}
         fingerprints = {}
@@ -172,7 +173,9 @@ class Catalog(Closing):
             if found is None:
                 raise _mismatch(corpus, wanted)
             chosen[name] = found
-        plan, tables = self._tables.bind(plan.bind(fingerprints), chosen, budget, is_kept=is_kept)
+        plan = plan.bind(fingerprints)
+        check_tokenizers(plan, chosen)
+        plan, tables = self._tables.bind(plan, chosen, budget, is_kept=is_kept)
         key = tuple(chosen.items())
         if (opened := self._opened.get(key)) is None:
             opened = self._opened[key] = ShardList(chosen, reads_ahead=self._reads_ahead)

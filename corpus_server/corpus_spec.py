@@ -35,6 +35,7 @@ SPLITS: Final = {
     **{word: word for word in ("train", "val", "test", "dev", "eval")},
     "valid": "val",
     "validation": "val",
+    "holdout": "val",
 }
 """Words in the names of files -> the split that they mean."""
 MANIFEST: Final = "manifest.json"  # in a folder that `build` wrote; its splits have one each

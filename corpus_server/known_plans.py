@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -12,10 +13,10 @@ import xxhash
 
 from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.catalog import Catalog
-from corpus_server.errors import UnknownPlan
+from corpus_server.errors import Forbidden, UnknownPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Continued, Link, parse_document
-from corpus_server.plan_store import PlanStore
+from corpus_server.plan_store import ID_DIGITS, PlanStore, find_by_prefix
 from corpus_server.plan_store.links import PlacedLink, add_links, chain, has_link, remove_links
 from corpus_server.read.apart import parse_apart
 from corpus_server.read.bound_plan import BoundPlan
@@ -31,6 +32,9 @@ LARGE_BYTES = 2**20
 """A document of this size takes some 20 times as much memory while it is parsed: one such at a time, in a
 process of its own."""
 
+
+PLAN_ID_PATTERN: Final = "^[0-9a-f]{8,64}$"
+"""An id of a plan, or how it begins."""
 
 _IS_READ: Final = "a plan of more than a megabyte is being read"
 
@@ -71,11 +75,17 @@ class KnownPlans:
     def by_id(self, plan_id: str, caller: Caller = ANYONE, budget: Budget | None = None) -> BoundPlan:
         """Return a plan that this process, or a worker beside it, has seen; reads the store.
 
+        Args:
+            plan_id: or the beginning of one, of those that the caller may read.
+
         Raises:
             Forbidden: the caller may not read one of its corpora.
             UnknownPlan: nobody here has seen it.
+            InvalidParameter: several ids begin so.
             UnknownCorpus, FingerprintMismatch, InvalidPlan: see `Catalog.bind`.
         """
+        if len(plan_id) < ID_DIGITS:
+            return self._by_prefix(plan_id, caller, budget)
         if (bound := self._allowed(plan_id, caller)) is not None:
             return bound
         budget = budget or Budget()
@@ -87,6 +97,15 @@ class KnownPlans:
         if not links:
             raise _unknown("plan", plan_id)
         return self._restored(links, caller, budget)
+
+    def _by_prefix(self, prefix: str, caller: Caller, budget: Budget | None) -> BoundPlan:
+        with self._lock:
+            found = {each for each in self._plans if each.startswith(prefix)}
+        plans = {}
+        for each in sorted(found.union(self._store.ids(prefix))):
+            with suppress(Forbidden):  # what the caller may not read is no candidate
+                plans[each] = self.by_id(each, caller, budget)
+        return plans[find_by_prefix(prefix, plans, parameter="plan")]
 
     def keep_document(
         self,

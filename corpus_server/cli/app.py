@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,6 +10,11 @@ from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from corpus_server.corpus_spec import OPTIONS
+
+_TABLE_COLUMNS = 110
+"""Of the narrowest terminal on which the table of the options of `serve` cuts none of their names."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,7 +30,24 @@ class _Parameters:
 
 
 class _Command(_Parameters, TyperCommand):
-    pass
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Say where an option of a corpus belongs, if it is given as one of the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # NoSuchOption of click, or of the copy of it that typer brings along
+            name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+            if name not in OPTIONS:
+                raise
+            said = f"No such option: --{name}; a corpus has it behind its path: PATH,{name}=VALUE"
+            raise typer.BadParameter(said, ctx=ctx) from None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help; on a narrow terminal without a table, which would cut the names of options."""
+        if shutil.get_terminal_size().columns >= _TABLE_COLUMNS:
+            super().format_help(ctx, formatter)
+            return
+        super(TyperCommand, self).format_help(ctx, formatter)
+        formatter.buffer = [each.replace("\\[", "[") for each in formatter.buffer]
 
 
 class _Group(_Parameters, TyperGroup):

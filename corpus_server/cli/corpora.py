@@ -186,7 +186,7 @@ def _facts(described: dict[str, Any]) -> Table:
         "size": decimal(sum({shard["file"]: shard["size_bytes"] for shard in described["shards"]}.values())),
         "documents": no_index if documents is None else f"{documents:,}",
         "end of text": "not known" if described["eot"] is None else str(described["eot"]),
-        "tokenizer": described["tokenizer"] or "none",
+        "tokenizer": _tokenizer(described),
         "fingerprint": f"{described['fingerprint']} ({described['fingerprint_kind']})",
     }
     if view := described.get("view"):
@@ -221,6 +221,11 @@ def _facts(described: dict[str, Any]) -> Table:
         parts = [repr(text) for text, is_target in inspected["targets"] if not is_target]
         facts["masked there"] = " ".join(parts) or "nothing"
     return facts_table(facts)
+
+
+def _tokenizer(described: dict[str, Any]) -> str:
+    name, identity = described["tokenizer"], described["tokenizer_identity"]
+    return (name or "none") if identity in {None, name} else f"{name or 'none'} ({identity})"
 
 
 def _shards(described: dict[str, Any], most: int = 20) -> Table:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 
 from corpus_server.cli.common import CORPUS_HELP
-from corpus_server.cli.server import Asked, Server
+from corpus_server.cli.server import Asked, Server, server_url
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan_store import PlanStore
@@ -65,10 +65,10 @@ def _opened(sources: list[str], plan: str, state_dir: Path | None) -> Iterator[t
     document = Path(plan).read_bytes() if Path(plan).is_file() else None
     if document is None and not fullmatch("[0-9a-f]{1,64}", plan):
         raise InvalidParameter.expected("plan", "a file, or the beginning of a plan's id", plan)
-    if sources[0].startswith(("http://", "https://")):
+    if (url := server_url(sources[0])) is not None:
         if len(sources) > 1:
             raise InvalidParameter.expected("URL", "one server, or corpora", sources[1])
-        server = Server(sources[0])
+        server = Server(url)
         yield server, server.find(plan).id if document is None else server.ask("/v1/plans", document)["id"]
         return
     if document is None:

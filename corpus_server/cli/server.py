@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
+import socket
 from abc import ABC, abstractmethod
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import quote, urlencode
-from urllib.request import Request, urlopen
+from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.request import (
+    HTTPHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    build_opener,
+    getproxies,
+    proxy_bypass,
+)
 
 from corpus_server.admission.request import RUN
 from corpus_server.errors import CorpusServerError, InvalidParameter
@@ -47,34 +57,51 @@ class Asked(ABC):
 
 def server_url(text: str) -> str | None:
     """Return the URL of a server, to which `host:port` is completed; None for anything else."""
-    if text.startswith(("http://", "https://")):
+    if text.startswith(("http://", "https://", "uds:///")):
         return text
     is_address = re.fullmatch(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]+(/.*)?", text) and not Path(text).exists()
     return f"http://{text}" if is_address else None
 
 
 class Server(Asked):
-    """A server at a URL; `CORPUS_TOKEN` is its access token. It finds plans as `PlanStore` does."""
+    """A server at a URL; `CORPUS_TOKEN` is its access token. It finds plans as `PlanStore` does.
+
+    The proxy of the environment is used as by other programs, but never for this machine.
+    """
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+        self._url = self._base = url.rstrip("/")
+        try:
+            self._proxy = _proxy_of(self._url)
+        except ValueError as error:
+            raise InvalidParameter(f"no URL of a server: {self._url} ({error})", parameter="url") from error
+        self._opener = build_opener(ProxyHandler(None if self._proxy else {}))
+        if self._url.startswith("uds://"):
+            self._opener, self._base = _unix_opener(unquote(urlsplit(self._url).path)), "http://localhost"
 
     def ask(self, path: str, body: bytes | None = None, **query: Any) -> Any:
         """Return the JSON that a route responses."""
         try:
-            request = Request(f"{self._url}{path}" + (f"?{urlencode(query)}" if query else ""), data=body)
+            request = Request(f"{self._base}{path}" + (f"?{urlencode(query)}" if query else ""), data=body)
             request.add_header(RUN, "corpus-server")
             if token := os.environ.get("CORPUS_TOKEN", "").strip():
                 request.add_header("Authorization", f"Bearer {token}")
-            with urlopen(request, timeout=_SECONDS) as response:
+            with self._opener.open(request, timeout=_SECONDS) as response:
                 return json.load(response)
         except HTTPError as error:
-            raise _refusal(error) from error
+            raise _refusal(error, f"{self._url}{self._through}") from error
         except (OSError, HTTPException, ValueError) as error:
+            asked = "is the server running?"
+            if self._proxy:
+                asked = f"does the proxy reach it? NO_PROXY={urlsplit(self._url).hostname} goes without one"
+            why = getattr(error, "reason", error)
             raise CorpusServerError(
-                f"no response from {self._url}: {getattr(error, 'reason', error)}",
-                remedy="is the server running?",
+                f"no response from {self._url}{self._through}: {why}", remedy=asked
             ) from error
+
+    @property
+    def _through(self) -> str:
+        return f" through the proxy {self._proxy} of the environment" if self._proxy else ""
 
     def newest(self, limit: int, run: str | None = None) -> list[tuple[Plan, float, tuple[str, ...]]]:
         """Return the plans seen last, or those of a run, each with its Unix time and its runs."""
@@ -99,9 +126,41 @@ class Server(Asked):
         return plans[find_by_prefix(prefix, plans)]
 
 
-def _refusal(error: HTTPError) -> CorpusServerError:
+def _proxy_of(url: str) -> str | None:
+    """Return the proxy through which a URL is reached, without its password; None: there is none."""
+    parts = urlsplit(url)
+    host, proxy = parts.hostname or "", getproxies().get(parts.scheme)
+    if not proxy or _is_here(host) or proxy_bypass(host):
+        return None
+    return re.sub("//[^/@]*@", "//", proxy)
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _unix_opener(path: str) -> OpenerDirector:
+    """Return what asks the server behind a Unix socket."""
+
+    class Connection(HTTPConnection):
+        def connect(self) -> None:
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(path)
+
+    class Handler(HTTPHandler):
+        def http_open(self, request: Request) -> HTTPResponse:
+            return self.do_open(Connection, request)
+
+    return build_opener(ProxyHandler({}), Handler)
+
+
+def _refusal(error: HTTPError, asked: str) -> CorpusServerError:
     try:
         problem = json.loads(error.read())
         return CorpusServerError(problem["detail"], remedy=problem.get("remedy"))
     except (OSError, HTTPException, ValueError, TypeError, KeyError):  # a proxy's page
-        return CorpusServerError(str(error))
+        return CorpusServerError(f"no response from {asked}: {error}")

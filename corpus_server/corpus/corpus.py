@@ -23,7 +23,13 @@ from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.metadata.files import metadata_files
 from corpus_server.corpus.selection import ShardFile, list_shards, missing_numbers
 from corpus_server.corpus.shards import Shard, contents, open_runs
-from corpus_server.corpus.tokenizers import Tokenizer, find_tokenizer, open_tokenizer
+from corpus_server.corpus.tokenizers import (
+    Tokenizer,
+    built_with,
+    find_tokenizer,
+    identity_of,
+    open_tokenizer,
+)
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnknownDocument
 from corpus_server.pieces import Pieces, split
@@ -42,6 +48,8 @@ class Corpus(Closing):
         eot: id of the end-of-text token, if the user or the document ends say it.
         earlier: names of the corpora that hold what this one held before.
         tokenizer: decodes tokens to text, or None; `tokenizer_name` is "bytes" or the name of its file.
+        tokenizer_identity: the same for corpora of one tokenizer, which is the one that a corpus was built
+            with, if its manifest says that; None if it is not known.
         num_documents: documents of all shards; None unless every shard has an index.
         num_masks: shards that have a loss mask; the others count as all ones.
         metadata_paths: files of the metadata of its documents, none if there is no metadata.
@@ -73,6 +81,8 @@ class Corpus(Closing):
         self.fingerprint = fingerprints[self.fingerprint_kind]
         self.tokenizer: Tokenizer | None = None if tokenizer is None else open_tokenizer(tokenizer)
         self.tokenizer_name = tokenizer.name if isinstance(tokenizer, Path) else tokenizer
+        self._decodes_with = identity_of(spec, tokenizer)
+        self.tokenizer_identity = built_with(spec) or self._decodes_with
         self.num_masks = sum(shard.mask is not None for shard in shards)
         indices = [shard.documents for shard in shards if shard.documents is not None]
         self._indices = tuple(indices) if len(indices) == len(self.shards) else ()
@@ -113,7 +123,7 @@ class Corpus(Closing):
 
     def warnings(self) -> list[str]:
         """Return what is strange: ids that the tokenizer does not have, numbered files that are missing."""
-        strange = self._strange_id()
+        strange = [*self._strange_id(), *self._other_tokenizer()]
         said = missing_numbers(shard.name.partition(":")[0] for shard in self.shards)
         if self._is_whole and said:
             strange.append(f"corpus {self.name!r}: {said[0]}; were all of them copied?")
@@ -130,6 +140,14 @@ class Corpus(Closing):
             f"corpus {self.name!r} holds token {strange}, but the ids of its tokenizer "
             f"({self.tokenizer_name}) are below {size}: is it the right tokenizer, and {self.dtype.name} the "
             "right dtype?"
+        ]
+
+    def _other_tokenizer(self) -> list[str]:
+        if self._decodes_with in {None, self.tokenizer_identity}:
+            return []
+        return [
+            f"corpus {self.name!r} was built with the tokenizer {self.tokenizer_identity}, and is served "
+            f"with {self.tokenizer_name}, {self._decodes_with}: is its text the right one?"
         ]
 
     def close(self) -> None:
@@ -159,7 +177,10 @@ class Corpus(Closing):
 
     def check_range(self, start: int, count: int) -> None:
         """Raise InvalidParameter unless tokens [start, start + count) lie in the corpus."""
-        if start < 0 or count < 0 or start + count > self.num_tokens:
+        if not 0 <= start <= self.num_tokens:
+            accepted = f"in [0, {self.num_tokens}], the tokens of corpus {self.name!r}"
+            raise InvalidParameter.expected("start", accepted, start)
+        if count < 0 or start + count > self.num_tokens:
             raise InvalidParameter(
                 f"start + count must be at most {self.num_tokens}, the tokens of corpus {self.name!r}, "
                 f"got {start} + {count}",
@@ -175,6 +196,11 @@ class Corpus(Closing):
     def pieces(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Pieces:
         """Return where ranges of tokens of the corpus lie, `(k,)` each: a row for each range."""
         return split(np.array(self.starts), starts, stops)
+
+    def base_token(self, token: int) -> int:
+        """Return the number of a token in the corpus whose files hold it: its own, unless this is a view."""
+        shard, start, _ = self.pieces(np.array([token]), np.array([token + 1])).places[0].tolist()
+        return int(self.base.starts[shard]) + int(start)
 
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of a document, corpus-wide.
@@ -263,6 +289,7 @@ class Corpus(Closing):
             "fingerprints": dict(self.fingerprints),
             "eot": self.eot,
             "tokenizer": self.tokenizer_name,
+            "tokenizer_identity": self.tokenizer_identity,
             "num_masks": self.num_masks,
             "has_metadata": bool(self.metadata_paths),
             "shards": [shard.describe() for shard in self.shards],

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.foreign import check_name
+from corpus_server.corpus.formats.layout import build_text
 from corpus_server.corpus.formats.registry import (
     check_folder,
     check_lists,
@@ -244,7 +245,7 @@ def _chosen(
 
 def _no_tokens(path: Path, found: Sequence[ShardFile]) -> UnreadableCorpus:
     seen = f"only {_examples(found, 5)}" if found else "nothing"
-    remedy = f"check the path, or make token files of text: corpus-server build {path} --out DIR"
+    remedy = f"check the path, or {build_text(path)}"
     return unreadable(path, f"expected token files in the folder, found {seen}", remedy)
 
 

@@ -26,10 +26,11 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
+import xxhash
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.layout import TokenDtype
-from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.corpus_spec import MANIFEST, CorpusSpec
 from corpus_server.extras import optional_package
 from corpus_server.user_files import parse_json, read_regular, reason_of
 
@@ -128,6 +129,27 @@ def find_tokenizer(spec: CorpusSpec, dtypes: Iterable[TokenDtype]) -> Path | Lit
                 choice = f"say which one: tokenizer={one}, or tokenizer=none"
                 raise unreadable(folder, f"holds several tokenizers, {one.name} and {other.name}", choice)
     return "bytes" if all(dtype.name == "uint8" for dtype in dtypes) else None
+
+
+def identity_of(spec: CorpusSpec, tokenizer: Path | str | None) -> str | None:
+    """Return what tells whether two tokenizers are the same: `bytes`, or `xxh3-128=<32 hex>` of the file.
+
+    None where nobody named one: tokens of uint8 are decoded as bytes, but may be ids of anything.
+    """
+    if isinstance(tokenizer, Path):
+        return f"xxh3-128={xxhash.xxh3_128_hexdigest(read_regular(tokenizer))}"
+    return spec.tokenizer if spec.tokenizer == "bytes" else None
+
+
+def built_with(spec: CorpusSpec) -> str | None:
+    """Return the identity of the tokenizer that a corpus was built with, as its manifest says."""
+    folder = spec.path if spec.path.is_dir() else spec.path.parent
+    try:
+        tokenizer = parse_json(read_regular(folder / MANIFEST))["tokenizer"]
+        found = tokenizer if tokenizer == "bytes" else tokenizer["digest"]
+    except (OSError, ValueError, KeyError, TypeError):  # tokens are served without a manifest, too
+        return None
+    return found if isinstance(found, str) else None
 
 
 def open_tokenizer(source: Path | str) -> Tokenizer:

@@ -39,6 +39,7 @@ from corpus_server.http.exchange import ROUTES, Exchange, log_error, respond
 from corpus_server.http.message import END, Message, too_large
 from corpus_server.http.send import widen
 from corpus_server.responses.problem import problem
+from corpus_server.responses.requests import CLIENT_LEFT
 from corpus_server.responses.response import Answered, Buffer, Response
 from corpus_server.responses.service import Service
 from corpus_server.responses.tokens import TOKEN_LIMITS
@@ -62,7 +63,6 @@ LOOKS = 8
 """How often within a time-out it is looked whether a reader has taken something."""
 
 _CLOSE = (b"Connection", b"close")
-_CLIENT_LEFT = 499  # nginx's number for a client that closed the connection; only the metrics see it
 
 _log = logging.getLogger("corpus_server")
 
@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
                     request=request,
                     route=request.path.decode("ascii"),
                     via="fast-path",
-                    status=_CLIENT_LEFT if left or response is None else response.status,
+                    status=CLIENT_LEFT if left or response is None else response.status,
                     sent_bytes=max(0, exchange.sent_bytes),
                     seconds=exchange.seconds,
                     problem_type="" if response is None else response.problem_type,

@@ -113,7 +113,7 @@ class Continued(Plan):
         *,
         is_kept: bool = True,
     ) -> None:
-        alike = ("version", "seq_len", "stride", "seed", "order", "rows", "skip_steps")
+        alike = ("version", "seq_len", "stride", "seed", "order", "rows", "skip_steps", "tokenizers")
         fields = {name: getattr(parent, name) for name in alike}
         if lengths and (tabled := parent.tabled) is not None:
             with_lengths = tabled.with_digests({**tabled.digests, **lengths})

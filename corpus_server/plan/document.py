@@ -21,6 +21,7 @@ from corpus_server.plan.declared import (
     Declared,
     Kind,
     Schema,
+    choice,
     declared,
     integer,
     ranges,
@@ -42,6 +43,9 @@ VERSIONS: Final = (1,)
 A table of golden rows in the tests freezes version 1. Whoever improves the arithmetic adds version 2 and
 keeps version 1: a change within a version would change the rows of running trainings.
 """
+
+SAME: Final = "same"
+DIFFER: Final = "differ"
 
 MAX_STRIDE: Final = 2**40
 MAX_SEED: Final = 2**64 - 1
@@ -125,6 +129,13 @@ class Plan(Declared):
         texts("an object that maps corpus names to strings"),
         "By corpus; the server fills in those that are left out.",
         default_factory=dict,
+    )
+    # Left out where it has its default, so that plans which were made before have the ids that they had.
+    tokenizers: str = declared(
+        choice(SAME, DIFFER),
+        f"`{DIFFER}`: the corpora may have different tokenizers. Default {SAME}.",
+        omit=True,
+        default=SAME,
     )
 
     def __post_init__(self) -> None:
@@ -223,7 +234,14 @@ class Plan(Declared):
         """Return the same plan with the fingerprints of its corpora."""
         if fingerprints == self.fingerprints:
             return self
-        return self.changed(fingerprints=dict(fingerprints))
+        plan = self.changed(fingerprints=dict(fingerprints))
+        plan.__dict__["filled_in"] = frozenset(fingerprints) - frozenset(self.fingerprints)
+        return plan
+
+    @cached_property
+    def filled_in(self) -> frozenset[str]:
+        """The sources whose fingerprints its document did not say; none of a plan that was made before."""
+        return frozenset()
 
     def changed(self, **changes: Any) -> Self:
         """Return the plan with other fields."""

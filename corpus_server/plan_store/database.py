@@ -39,6 +39,9 @@ _SCHEMA_VERSION = 3
 """Version 2 did not know who posted a plan."""
 _SCHEMA = f"""
     DROP TABLE IF EXISTS plans;
+    DROP TABLE IF EXISTS totals;
+    DROP TABLE IF EXISTS runs;
+    DROP TABLE IF EXISTS links;
     CREATE TABLE plans (
         id TEXT PRIMARY KEY, seen REAL NOT NULL, num_bytes INTEGER NOT NULL,
         owner TEXT NOT NULL,  -- name of the token that posted it first
@@ -266,6 +269,14 @@ class _Unfit(sqlite3.DatabaseError):
     """The file is a database, and not what this release makes."""
 
 
+def totals(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return how many plans there are, and how many bytes their documents have."""
+    row: tuple[int, int] | None = connection.execute("SELECT num_plans, num_bytes FROM totals").fetchone()
+    if row is None:
+        raise _Unfit("the table totals is empty")
+    return row
+
+
 def _connected(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """Open the database, and make its tables where there are none."""
     connection = sqlite3.connect(
@@ -299,8 +310,7 @@ def _connected(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
                 for table, made in _made_columns(later=later).items():
                     if missing := made - _columns(connection, table):
                         raise _Unfit(f"the table {table} lacks {', '.join(sorted(missing))}")
-            if not connection.execute("SELECT 1 FROM totals").fetchone():
-                raise _Unfit("the table totals is empty")
+            totals(connection)
         # Touches every table, so that most damage shows here and not in a request.
         connection.execute("SELECT * FROM totals, plans ORDER BY seen DESC, id LIMIT 1").fetchall()
     except BaseException:

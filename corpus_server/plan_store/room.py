@@ -14,6 +14,7 @@ import sqlite3
 from typing import Any
 
 from corpus_server.errors import Forbidden, StateUnavailable
+from corpus_server.plan_store.database import totals
 
 _USAGE = """
     SELECT owner, sum(num_bytes), sum(num_plans) FROM (
@@ -78,7 +79,7 @@ def make_room(
                 remedy="begin a new plan, or give the token a larger max_plans",
             )
     while True:
-        num_plans, num_bytes = connection.execute("SELECT num_plans, num_bytes FROM totals").fetchone()
+        num_plans, num_bytes = totals(connection)
         if num_plans <= max_plans and num_bytes <= max_bytes:
             return
         if num_plans == 1 and root == newest:

@@ -15,17 +15,20 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.chain import Continued
 from corpus_server.plan.document import Plan
-from corpus_server.plan_store.database import Database, Row
+from corpus_server.plan_store.database import Database, Row, totals
 from corpus_server.plan_store.links import chain
 from corpus_server.plan_store.room import make_room
 
 MAX_RUNS = 32
 """Names of runs that are kept of a plan, those seen last."""
+
+ID_DIGITS: Final = 64
+"""Of an id of a plan."""
 
 _BEGINNING = '{"fingerprints":'
 _MAX_NAMED = 5
@@ -131,20 +134,23 @@ class PlanStore(Database):
 
     def find(self, prefix: str) -> Plan:
         """Return the one plan whose id begins with `prefix`; errors as in `find_by_prefix`."""
-        bounds = (prefix, prefix + "g", _MAX_NAMED + 1)  # "g" sorts behind every digit
-        tables = ("plans", "links") if self.has("links") else ("plans",)
-        statement = "SELECT id FROM {} WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"
-        rows = (row for table in tables for row in self.rows(statement.format(table), *bounds))
-        plan_id = find_by_prefix(prefix, (each for (each,) in rows))
+        plan_id = find_by_prefix(prefix, self.ids(prefix))
         if (document := self.document(plan_id)) is not None:
             return Plan.parse(document)
-        links = chain(self, plan_id, lambda _: False) if "links" in tables else []
+        links = chain(self, plan_id, lambda _: False) if self.has("links") else []
         document = self.document(links[0].parent) if links else None
         plan = document and Continued.restored(Plan.parse(document), [link.kept for link in links])
         if not plan:
             detail = f"plan {plan_id} is damaged or incomplete here"
             raise UnknownPlan(detail, parameter="id", received=plan_id)
         return plan
+
+    def ids(self, prefix: str) -> list[str]:
+        """Return ids that begin with `prefix`, one more than are named where there are several."""
+        bounds = (prefix, prefix + "g", _MAX_NAMED + 1)  # "g" sorts behind every digit
+        tables = ("plans", "links") if self.has("links") else ("plans",)
+        statement = "SELECT id FROM {} WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"
+        return [each for table in tables for (each,) in self.rows(statement.format(table), *bounds)]
 
     def keep(self, plan_id: str, *, kept: bool = True) -> None:
         """Say that a plan is never removed to make room, or may be again."""
@@ -200,7 +206,7 @@ class PlanStore(Database):
 
     def count(self) -> int:
         """Return how many plans there are."""
-        return int(self.rows("SELECT num_plans FROM totals")[0][0])
+        return self.run(totals)[0]
 
 
 def _is_recent(known: list[Row], now: float) -> bool:
@@ -213,7 +219,7 @@ def _is_whole(plan_id: str, document: object) -> bool:
     return isinstance(document, str) and hashlib.sha256(document.encode()).hexdigest() == plan_id
 
 
-def find_by_prefix(prefix: str, ids: Iterable[str]) -> str:
+def find_by_prefix(prefix: str, ids: Iterable[str], *, parameter: str = "id") -> str:
     """Return the one id that begins with `prefix`.
 
     Raises:
@@ -226,7 +232,7 @@ def find_by_prefix(prefix: str, ids: Iterable[str]) -> str:
     if not matching:
         raise UnknownPlan(
             f"no plan here begins with {prefix!r}",
-            parameter="id",
+            parameter=parameter,
             received=prefix,
             remedy="`corpus-server plans list` shows those that are known",
         )
@@ -234,7 +240,7 @@ def find_by_prefix(prefix: str, ids: Iterable[str]) -> str:
         named = ", ".join(each[: len(prefix) + 8] for each in matching[:_MAX_NAMED])
         raise InvalidParameter(
             f"several plans begin with {prefix!r}: {named}{', ...' if len(matching) > _MAX_NAMED else ''}",
-            parameter="id",
+            parameter=parameter,
             received=prefix,
             remedy="give more digits",
         )

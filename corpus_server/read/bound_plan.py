@@ -27,6 +27,7 @@ from corpus_server.plan.tabled import Table
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.masks import MaskGatherer
 from corpus_server.read.viewed import viewed
+from corpus_server.read.vocabularies import tokenizer_warnings, vocabulary
 from corpus_server.stores import is_staged
 
 _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 9_000, 1_500, 128
@@ -247,7 +248,7 @@ class BoundPlan:
                     "fingerprint": self.plan.fingerprints[name],
                     "eot": self.corpora[name].eot,
                     "num_masks": self.corpora[name].num_masks,
-                    **_vocabulary(self.corpora[name]),
+                    **vocabulary(self.corpora[name]),
                     **({"view": True} if self.corpora[name].base is not self.corpora[name] else {}),
                     **sampler.rows.describe(source),
                 }
@@ -270,6 +271,7 @@ class BoundPlan:
                 }
                 for placed in timeline.stages[first:]
             ],
+            "warnings": tokenizer_warnings(self.plan, self.corpora),
             "num_steps": sampler.num_steps,
             "dtype": self.dtype.name,
             "fills_ends": self.plan.rows.fills_ends,
@@ -287,12 +289,3 @@ class BoundPlan:
         if root is not self.plan and parent is None:
             shown = f'"root":{{"id":"{root.id}","plan":{root.canonical_json}}},'
         return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json},{shown}{described[1:]}'.encode()
-
-
-def _vocabulary(corpus: Corpus) -> dict[str, int | None]:
-    """Return what a model's embedding has to hold: the tokenizer's size, and the largest id of a sample."""
-    tokenizer, sampled = corpus.tokenizer, corpus.sampled_ids
-    return {
-        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
-        "largest_id": None if sampled is None else sampled.largest,
-    }

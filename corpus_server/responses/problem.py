@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +11,17 @@ from pydantic import ValidationError
 
 from corpus_server.admission.request import RUN_PATTERN
 from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
-from corpus_server.responses.response import Response
+from corpus_server.known_plans import PLAN_ID_PATTERN
+from corpus_server.responses.question import NAMES_OF_QUERY
+from corpus_server.responses.response import FORMATS, Response
 
 _PATTERNS = {
-    "^[0-9a-f]{64}$": "the 64 digits (0-9, a-f) of a plan's id",
+    PLAN_ID_PATTERN: "the 64 digits (0-9, a-f) of a plan's id, or the first 8 of them or more",
     RUN_PATTERN: "1 to 64 letters, digits, '.', '_' or '-'",
 }
 """What people are told instead of a regular expression."""
+
+_LENGTHS = {"min_length": "a text of {} characters or more", "max_length": "a text of at most {} characters"}
 
 _MAX_ECHO = 200  # characters of a received value that are sent back
 
@@ -29,7 +34,7 @@ def problem(error: Exception, request_id: str) -> Response:
         request_id: by which the log names the request.
     """
     if isinstance(error, ValidationError):
-        error = invalid_parameter(error.errors())
+        error = invalid_parameter(error.errors(), error.title)
     if not isinstance(error, CorpusServerError):
         error = CorpusServerError("the server failed; its log says why")
     document: dict[str, Any] = {
@@ -52,27 +57,44 @@ def problem(error: Exception, request_id: str) -> Response:
     return response
 
 
-def invalid_parameter(found: Sequence[Mapping[str, Any]]) -> InvalidParameter:
-    """Make one error of pydantic's list: which parameter, what came, what is accepted."""
+def invalid_parameter(found: Sequence[Mapping[str, Any]], query: str = "") -> InvalidParameter:
+    """Make one error of pydantic's list: which parameter, what came, what is accepted.
+
+    Args:
+        query: the class of the parameters, by which `NAMES_OF_QUERY` knows them.
+    """
     # A misspelt parameter is unknown and leaves another one missing: the first is what to say.
     first = min(found, key=lambda each: each["type"] != "extra_forbidden")
     name = str(first["loc"][-1]) if first["loc"] else "query"
     received = first.get("input")
     if first["type"] == "extra_forbidden":
-        return InvalidParameter(
-            f"unknown parameter {name!r}",
-            parameter=name,
-            received=received,
-            remedy="GET /docs lists the parameters of each route",
-        )
+        return _unknown_parameter(name, received, NAMES_OF_QUERY.get(query, []))
     if first["type"] == "missing":
         return InvalidParameter(f"{name} is missing", parameter=name)
     context = first.get("ctx") or {}
     pattern = context.get("pattern", "")
     accepted = context.get("accepted") or context.get("expected") or _PATTERNS.get(pattern, pattern) or None
-    said = f"must be {accepted}" if accepted else first["msg"]
+    for limit, words in _LENGTHS.items():
+        if limit in context:
+            accepted = words.format(context[limit])
     return InvalidParameter(
-        f"{name} {said}, got {_echo(received)!r}", parameter=name, received=received, accepted=accepted
+        f"{name} must be {accepted or 'of another form'}, got {_echo(received)!r}",
+        parameter=name,
+        received=received,
+        accepted=accepted,
+    )
+
+
+def _unknown_parameter(name: str, received: object, known: Sequence[str]) -> InvalidParameter:
+    meant = difflib.get_close_matches(name.lower()[:40], known, n=1)
+    if "format" in known and name in FORMATS:
+        meant = [f"format={name}"]
+    return InvalidParameter(
+        f"unknown parameter {name!r}" + (f"; did you mean {meant[0]!r}?" if meant else ""),
+        parameter=name,
+        received=received,
+        accepted=", ".join(known) or "no parameter",
+        remedy="GET /docs lists the parameters of each route",
     )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_t
 from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, create_model
 from pydantic_core import CoreSchema, core_schema
 
+from corpus_server.known_plans import PLAN_ID_PATTERN
 from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.plan.stage import MAX_STEP
@@ -65,7 +66,7 @@ def names(known: Iterable[str]) -> GetPydanticSchema:
 Step = Annotated[int, integer(0, MAX_STEP)]
 Token = Annotated[int, integer(0, 2**63 - 1)]
 CorpusName = Annotated[str, Field(max_length=128)]
-PlanId = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+PlanId = Annotated[str, Field(pattern=PLAN_ID_PATTERN)]
 RecordingName = Annotated[str, Field(max_length=255)]
 
 
@@ -73,6 +74,15 @@ class QueryParameters(BaseModel):
     """Base of all query parameters: only the declared ones, each a string, described below its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Remember the names, for whoever misspells one."""
+        NAMES_OF_QUERY[cls.__name__] = [field.alias or name for name, field in cls.model_fields.items()]
+
+
+NAMES_OF_QUERY: Final[dict[str, list[str]]] = {"QueryParameters": []}
+"""Names of the parameters by class, which pydantic's errors name."""
 
 
 class StepQuery(QueryParameters):
@@ -107,8 +117,8 @@ def _parameter(schema: Schema) -> tuple[Any, Any]:
 class PlanQuery(QueryParameters):
     """A plan by its id, or spelled inline, by parameters that `corpus_server.plan.document` declares."""
 
-    plan: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
-        None, description=f"Id of a plan; without it, {', '.join(INLINE_PLAN)} spell one."
+    plan: PlanId | None = Field(
+        None, description=f"Id of a plan, or how it begins; without it, {', '.join(INLINE_PLAN)} spell one."
     )
     corpus: str | None = None
 

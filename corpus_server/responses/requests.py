@@ -12,6 +12,9 @@ from corpus_server.responses.response import Answered
 SLOW_SECONDS = 1.0
 """A response that took longer is notable; the median of small ones is below a millisecond."""
 
+CLIENT_LEFT = 499
+"""nginx's number for a client that closed the connection; only the metrics see it."""
+
 MAX_LINES = 20
 """Notable lines in a second of a process: what is refused must not fill the disk, and a line costs as much as
 a refusal."""
@@ -42,7 +45,9 @@ class Requests:
             metrics.REFUSALS.add(1, answered.problem_type)
         if tracing.provider is not None:
             tracing.trace(answered)
-        is_notable = answered.seconds > SLOW_SECONDS or not (200 <= status < 300 or status == 304)
+        # A loader that closes leaves the responses that it prefetched: 499, and nothing to look into.
+        is_fine = 200 <= status < 300 or status in (304, CLIENT_LEFT)
+        is_notable = not is_fine or (answered.seconds > SLOW_SECONDS and status != CLIENT_LEFT)
         if self._logs == "all" or (is_notable and self._logs == "notable" and self._may_log()):
             # Nothing that a client may choose but its id, run and method, and no secrets.
             fields = {

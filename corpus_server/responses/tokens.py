@@ -228,9 +228,10 @@ def plan_headers(
     Args:
         identity: what decides the response besides the plan.
         by_id: whether the URL names the plan by its id; one that spells the plan names corpora, and
-            another corpus may take a name.
+            another corpus may take a name. A URL with the beginning of an id may mean another plan later.
         varies: whether `Accept` decided its format.
     """
+    by_id = by_id and bound.plan.id.encode() in request.target
     headers = caching(request, f"{bound.plan.id}.{identity}", immutable=by_id, varies=varies)
     return {**headers, PLAN_HEADER: bound.plan.id}
 

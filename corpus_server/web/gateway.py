@@ -14,10 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from corpus_server import metrics
 from corpus_server.admission.request import RequestHead, check_unambiguous
 from corpus_server.errors import CorpusServerError
+from corpus_server.responses.requests import CLIENT_LEFT
 from corpus_server.responses.response import NO_STORE, Answered, common_headers
 from corpus_server.responses.service import Service
 from corpus_server.responses.tokens import parameters
-from corpus_server.web.responses import CLIENT_LEFT, EVENTS_TYPE, HEAD, PROBLEM_KEY, refused
+from corpus_server.web.responses import EVENTS_TYPE, HEAD, PROBLEM_KEY, refused
 from corpus_server.work import ClientLeft
 
 

@@ -11,7 +11,8 @@ from starlette.responses import Response as AsgiResponse
 
 from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import log_error
-from corpus_server.web.responses import CLIENT_LEFT, refused
+from corpus_server.responses.requests import CLIENT_LEFT
+from corpus_server.web.responses import refused
 from corpus_server.web.routes import ROUTES
 from corpus_server.work import ClientLeft
 

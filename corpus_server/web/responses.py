@@ -27,9 +27,6 @@ from corpus_server.work import Budget, ClientLeft
 HEAD = "corpus_server.head"
 """Key of a request's scope: its `RequestHead`, set by the gateway."""
 
-CLIENT_LEFT = 499
-"""nginx's number for a client that closed the connection; only the metrics see it."""
-
 EVENTS_TYPE = "text/event-stream"
 
 LOOK_SECONDS = 0.5

@@ -55,6 +55,10 @@ class CorpusResponse(BaseModel):
     fingerprints: dict[str, str]
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
     tokenizer: Annotated[str | None, Field(description="`bytes` or the name of its file.")]
+    tokenizer_identity: Annotated[
+        str | None,
+        Field(description="The same for corpora of one tokenizer: `bytes` or a digest; null: not known."),
+    ]
     num_masks: Annotated[int, Field(description="Shards with a loss mask; the others count as all ones.")]
     has_metadata: Annotated[bool, Field(description="Whether its documents have metadata.")]
     shards: list[ShardResponse]
@@ -77,6 +81,9 @@ class SourceResponse(BaseModel):
     ]
     fingerprint: str
     eot: Annotated[int | None, Field(description="Id of the end-of-text token, if it is known.")]
+    tokenizer_identity: Annotated[
+        str | None, Field(description="The same for corpora of one tokenizer; null if it is not known.")
+    ]
     vocab_size: Annotated[int | None, Field(description="Of the corpus's tokenizer; null if it has none.")]
     largest_id: Annotated[int | None, Field(description="Largest token id of a sample of the corpus.")]
     view: Annotated[bool, Field(description="Whether it is a view; missing unless it is.")] = False
@@ -130,6 +137,10 @@ class PlanResponse(BaseModel):
     stages: Annotated[
         list[StageResponse],
         Field(description="The last 512; of a posted plan that continues another one, those that it adds."),
+    ]
+    warnings: Annotated[
+        list[str],
+        Field(description="What its author should know: tokenizers that could not be compared."),
     ]
     num_steps: Annotated[int | None, Field(description="Training steps; null if the plan has no end.")]
     dtype: str

@@ -29,6 +29,7 @@ HOSTILE = [
     "&lt;b&gt; &amp; \"quoted\" 'single' `ticks`",
 ]
 
+SAMPLED = np.full(1_500_000, ord("-"), np.uint8)  # more than a search reads
 HASH = -(2**63) + 1  # a number of JavaScript would round it
 
 
@@ -64,6 +65,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     corpora: dict[str, Path | str] = {
         "docs": write_documents(folder / "docs.bin", pages),
         "hostile": write_documents(folder / "hostile.bin", HOSTILE * 40),
+        "sampled": f"{write_raw(folder / 'sampled.bin', SAMPLED, dtype='uint8')},dtype=uint8",
     }
     view = folder / "chosen.view"
     with Corpus.open(spec(folder / "hostile.bin", dtype="uint8")) as corpus:

@@ -63,11 +63,13 @@ def plans(server: RunningServer) -> dict[str, str]:
             posted = server.get("/v1/plans", method="POST", body=json.dumps(document).encode(), headers=named)
             ids[name] = posted.json()["id"]
             server.get("/v1/batches", plan=ids[name], step=1, headers=named)
-    for name, source in {"whole": "hostile", "viewed": "chosen"}.items():
+    for name, source in {"whole": "hostile", "viewed": "chosen", "sampled": "sampled"}.items():
         stage = {"from_step": 0, "global_batch_size": 8, "mixture": {source: 1}}
         body = json.dumps({"seq_len": 64, "seed": 3, "stages": [stage]}).encode()
         posted = server.get("/v1/plans", method="POST", body=body, headers={"Corpus-Run": "bench"})
         ids[name] = posted.json()["id"]
+    left_out = {**PLAN["stages"][0], "exclude": {"hostile": [[0, 400]]}}
+    ids["left_out"] = server.post_plan({**PLAN, "stages": [left_out]}).json()["id"]
     records = []
     for step in range(30):
         for row in server.get(f"/v1/plans/{ids['plan']}/rows", step=step, count=8).json()["rows"]:
@@ -190,6 +192,69 @@ def test_text_of_strangers_stays_text(opened: Opened, plans: dict[str, str]) -> 
     assert page.evaluate("window.pwned") is None
 
 
+def test_a_search_says_how_much_it_searched(opened: Opened, plans: dict[str, str]) -> None:
+    for address, form in (
+        ("/page/corpora/sampled", "#search"),
+        (f"/page/lookup?plan={plans['sampled']}", "#lookup"),
+    ):
+        page = opened.show(address)
+        field = page.locator(f"{form} [name=text]")
+        field.fill("needle")
+        field.press("Enter")
+        expect(page.locator("#found")).to_contain_text(
+            "Not in the sample: 1,048,576 of 1,500,000 tokens (69 %) were searched."
+        )
+    page = opened.show("/page/corpora/docs")
+    page.locator("#search [name=text]").fill("no text holds this")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("#found")).to_contain_text("Not in the corpus: all its tokens were searched.")
+
+
+def test_a_look_up_has_the_corpora_of_its_plan(opened: Opened, plans: dict[str, str]) -> None:
+    page = opened.show(f"/page/lookup?plan={plans['plan']}")
+    corpora = page.get_by_label("Corpus").locator("option")
+    expect(corpora).to_have_text(["docs", "hostile"])
+    page.get_by_label("Plan").fill(plans["viewed"])
+    page.get_by_label("Plan").press("Tab")
+    expect(corpora).to_have_text(["chosen"])
+    page = opened.show("/page/lookup?corpus=sampled")
+    expect(page.get_by_label("Plan")).to_have_value(plans["sampled"])
+    expect(corpora).to_have_text(["sampled"])
+
+
+def test_a_look_up_of_a_text_says_what_the_plan_never_reads(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show(f"/page/lookup?plan={plans['left_out']}&corpus=hostile&text=Forged")
+    found = server.get("/v1/corpora/hostile/search", text="Forged").json()["found"]
+    hits = page.locator("#found .found")
+    expect(hits).to_have_count(len(found))
+    for number, each in enumerate(found[:6]):
+        if each["token"] < 390:
+            expect(hits.nth(number)).to_contain_text("no row of the first epoch reads it")
+    seen = next(number for number, each in enumerate(found) if each["token"] > 400 + 64)
+    hits.nth(seen).get_by_role("link", name=re.compile("^step")).first.click()
+    expect(page.locator(".train-row:focus")).to_contain_text("Forged")
+
+
+def test_what_is_found_in_a_view_is_looked_up_in_its_corpus(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    found = server.get("/v1/corpora/chosen/search", text="turned around").json()["found"]
+    assert any(each["token"] != each["base_token"] for each in found)
+    for each in found:
+        there = server.get("/v1/corpora/hostile/spans", start=each["base_token"], count=13).json()
+        assert there["spans"][0]["text"] == "turned around"
+    page = opened.show(f"/page/lookup?plan={plans['viewed']}&corpus=chosen&text=turned+around")
+    page.locator("#found .rows a").first.click()
+    expect(page.locator(".train-row:focus")).to_contain_text("turned around")
+    start = found[0]["token"]
+    page = opened.show(f"/page/corpora/chosen?start={start}")
+    href = page.get_by_role("link", name="Which steps see it?").get_attribute("href")
+    assert href is not None
+    assert href.endswith(f"token={found[0]['base_token']}")
+
+
 def test_where_documents_came_from_is_shown(
     opened: Opened, server: RunningServer, plans: dict[str, str]
 ) -> None:
@@ -268,7 +333,7 @@ def test_the_list_shows_the_plans_of_a_run_and_folds_those_of_tools(
     made = server.get("/v1/plans", method="POST", body=body, headers={"Corpus-Run": "doctor"}).json()["id"]
     page = opened.show("/page/plans")
     expect(page.get_by_role("link", name=made[:12])).to_be_hidden()
-    page.get_by_text("3 plans that only tools posted").click()
+    page.get_by_text("4 plans that only tools posted").click()
     expect(page.get_by_role("link", name=made[:12])).to_be_visible()
     page.get_by_role("link", name=RUN).first.click()
     expect(page.locator("#plans")).to_contain_text(f"2 plans of the run {RUN}")
@@ -278,8 +343,14 @@ def test_the_list_shows_the_plans_of_a_run_and_folds_those_of_tools(
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("/page/plans/zzz", "must be the 64 digits (0-9, a-f) of a plan's id, got 'zzz'"),
-        ("/page/plans/zzz/steps/3?until=5", "must be the 64 digits (0-9, a-f) of a plan's id, got 'zzz'"),
+        (
+            "/page/plans/zzz",
+            "the first 8 of them or more, got 'zzz'",
+        ),
+        (
+            "/page/plans/zzz/steps/3?until=5",
+            "the first 8 of them or more, got 'zzz'",
+        ),
         (f"/page/plans/{'a' * 64}", "this server has not seen plan"),
         ("/page/corpora/nope", "no corpus"),
     ],

@@ -144,6 +144,16 @@ def test_replicas_with_other_corpora(server: RunningServer, tmp_path: Path) -> N
         assert (code, checks["corpus"][0]["found"]) == (1, f"'web' is not served by {other.url}")
 
 
+def test_several_corpora_are_listed_where_none_is_named(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", some_tokens(4000))
+    with RunningServer({"code": path, "web": path}, tmp_path) as server:
+        code, checks = examined(server.url)
+    (check,) = checks["corpus"]
+    assert (code, check["status"], check["found"]) == (0, "ok", "served are code, web")
+    assert "--corpus code" in check["advice"]
+    assert "bandwidth" not in checks
+
+
 def test_a_plan_that_the_corpus_cannot_have(server: RunningServer) -> None:
     done = doctor(server.url, "--seq-len", "5000", "--json")
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}

@@ -139,7 +139,8 @@ print(stats.num_batches, stats.num_recorded_rows, stats.num_written_rows, stats.
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "60 1440 960 480\n"
-    assert len(done.stderr.splitlines()) == 2
+    said = [line for line in done.stderr.splitlines() if "tokenizers" not in line]
+    assert len(said) == 2, said
     assert "File too large" in done.stderr
     assert sorted({row["step"] for row in read(tmp_path)}) == [*range(20), *range(40, 60)]
     assert not list(tmp_path.glob(".*"))

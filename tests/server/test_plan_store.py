@@ -58,6 +58,18 @@ def test_a_database_of_an_older_server_is_replaced(tmp_path: Path) -> None:
         assert seeds(store.listed(3)) == [1]
 
 
+def test_a_database_of_an_older_release_with_all_tables_is_replaced_too(tmp_path: Path) -> None:
+    """The failure was: "table totals already exists", and the server did not start."""
+    with PlanStore(tmp_path) as store:
+        store.add(bound(1))
+    with contextlib.closing(sqlite3.connect(tmp_path / "plans.sqlite")) as older:
+        older.execute("PRAGMA user_version = 2")
+    with PlanStore(tmp_path) as store:
+        assert (store.count(), store.listed(3)) == (0, [])
+        store.add(bound(2))
+        assert seeds(store.listed(3)) == [2]
+
+
 def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(time, "time", lambda: seconds)
 
@@ -362,7 +374,7 @@ def test_a_database_that_lacks_something_is_moved_aside_at_opening(
     assert "was renamed to plans.sqlite.damaged-" in caplog.text
 
 
-@pytest.mark.parametrize("harm", [drop_table, drop_column])
+@pytest.mark.parametrize("harm", [drop_table, drop_column, empty_totals])
 def test_what_is_taken_out_of_an_open_database_is_noticed_by_the_next_call(
     tmp_path: Path, harm: Callable[[sqlite3.Connection], None]
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import ssl
+from contextvars import ContextVar
 from typing import TypeVar
 
 import httpcore  # noqa: F401 - httpx does so when a client is made: 20 ms of the wait for a first batch
@@ -19,6 +21,18 @@ from corpus_client.network.transport import failure
 from corpus_client.observe.telemetry import SentRequest
 
 T = TypeVar("T")
+
+_IS_ASKING: ContextVar[bool] = ContextVar("is_asking", default=False)
+
+
+class _NotOurs(logging.Filter):
+    """Lets httpx log the requests of others: a training script that logs at INFO does not ask for ours."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not _IS_ASKING.get()
+
+
+logging.getLogger("httpx").addFilter(_NotOurs())
 
 MAX_RESPONSE_BYTES = 64 << 20
 """Of a response to a question; the description of a plan of 100,000 shards has 20 MB."""
@@ -53,6 +67,7 @@ class HttpClient:
             method, headers = "POST", {"Content-Type": "application/json"}
         if (authorization := self._network.credentials.header()) is not None:
             headers["Authorization"] = authorization
+        asking = _IS_ASKING.set(True)
         with SentRequest(name, method, question.path, secrets.token_hex(8)) as sent:
             try:
                 if self.endpoint.socket_path is not None:
@@ -85,6 +100,8 @@ class HttpClient:
                 while cause is not None and not isinstance(cause, OSError):
                     cause = cause.__cause__ or cause.__context__
                 raise failure(self.endpoint, cause or error, request_id=sent.id) from error
+            finally:
+                _IS_ASKING.reset(asking)
 
     def close(self) -> None:
         """Close the connection."""

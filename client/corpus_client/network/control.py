@@ -80,6 +80,7 @@ class BoundPlan:
     views: tuple[
         str, ...
     ] = ()  # the sources that are views: of their corpora the server shows no other tokens
+    warnings: tuple[str, ...] = ()  # what the server says of the plan that its author should know
     chain: chain.Chain = ()  # decisions, by which the document was continued
 
     @property
@@ -163,6 +164,7 @@ def _described_plan(
             sources=tuple(response["sources"]),
             is_masked=any(source.get("num_masks") for source in sources),
             fills_ends=response.get("fills_ends") is True,
+            warnings=tuple(map(str, response.get("warnings", ()))),
             views=tuple(name for name, each in response["sources"].items() if each.get("view")),
         )
         if parent is None or posted is None:

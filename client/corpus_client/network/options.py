@@ -43,6 +43,8 @@ class Network:
     Args:
         deadline_seconds: how long one request is tried, over all servers; no attempt takes more than a
             quarter of it.
+        reach_seconds: how long a new loader tries to connect to any server at all: most often none was
+            started, or the URL is wrong.
         progress_seconds: longest wait for the next byte before the request is sent again.
         in_flight: requests on the wire at a time; two hide the round trip.
         verify: whether each response carries a checksum and is compared with it.
@@ -54,6 +56,7 @@ class Network:
     """
 
     deadline_seconds: float = 300.0
+    reach_seconds: float = 30.0
     progress_seconds: float = 30.0
     in_flight: int = 2
     verify: bool = True
@@ -66,7 +69,7 @@ class Network:
     credentials: Credentials = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("deadline_seconds", "progress_seconds"):
+        for name in ("deadline_seconds", "reach_seconds", "progress_seconds"):
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0 < float(value) < math.inf:
                 raise errors.InvalidArgument(f"{name} must be above 0, got {value!r}")

@@ -75,6 +75,7 @@ class Pool:
         self._names: list[_Name] = []
         self._replicas: list[Replica] = []
         self._clients: dict[Endpoint, HttpClient] = {}  # that no thread uses
+        self.was_reached = False  # whether any of the servers was ever connected to
         self._stopped = False
         self._num_background = 0
         self._last_error: Exception | None = None
@@ -122,15 +123,19 @@ class Pool:
             return errors.ReplicaUnusable("; ".join(map(str, refused)))
         return refused[0] if refused else None
 
-    def ready(self, *, idle: bool) -> tuple[Replica, Connection] | None:
+    def ready(self, *, idle: bool, instead_of: Replica | None = None) -> tuple[Replica, Connection] | None:
         """Return the best replica and an open connection to it, if any; open more behind.
 
         idle: only a connection with no pending response.
+        instead_of: a replica to leave out while another one works.
         """
         with self.changed:
             now = time.monotonic()
             found, without = [], []
+            left_out = instead_of if instead_of is not None and self.others(instead_of) else None
             for replica in self.live():
+                if replica is left_out:
+                    continue
                 connection = replica.connection(idle=idle)
                 if connection is None:
                     without.append(replica)
@@ -178,14 +183,17 @@ class Pool:
         )
         return now + TELL_SECONDS
 
-    def deadline_exceeded(self, seconds: float) -> errors.DeadlineExceeded:
-        """Return what to raise after so many seconds, with the last failure as its cause."""
+    def deadline_exceeded(self, seconds: float, option: str) -> errors.DeadlineExceeded:
+        """Return what to raise after so many seconds, with the last failure as its cause.
+
+        option: by which a user says how many.
+        """
         names = ", ".join(each.endpoint.name for each in self._replicas or self._names)
         answered = isinstance(self._last_error, errors.ServerError)
         hint = "" if answered else "is the server running? "
         error = errors.DeadlineExceeded(
             f"no good response from {names} within {seconds:g} s; last: {self._last_failure}; {hint}"
-            "deadline_seconds= sets how long to wait"
+            f"{option}= sets how long to wait"
         )
         error.__cause__ = self._last_error
         return error
@@ -305,7 +313,7 @@ class Pool:
                 if replica.num_failures & (replica.num_failures - 1) == 0:
                     log.log(
                         logging.INFO if no_news else logging.WARNING,
-                        "%s; failure %d in a row, left alone for %.2f s",
+                        "%s; failure %d in a row, asked again in %.2f s",
                         *(named(replica, error), replica.num_failures, delay),
                     )
             self.changed.notify_all()
@@ -395,6 +403,7 @@ class Pool:
         else:
             with self.changed:
                 replica.opening = None
+                self.was_reached = True
                 replica.connections.append(connection)
                 if self._stopped:
                     self.discard(replica, connection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,6 +17,15 @@ PROBE_LAST_SECONDS = 30.0
 
 RECENT = 5
 """Answers that tell what is usual."""
+
+LATE_SECONDS = 0.5
+"""A response that begins sooner is never late."""
+
+LATE_TIMES = 4
+"""Times the usual wait for a first byte: the longest of the last `RECENT_WAITS`, but for a tenth of them."""
+
+RECENT_WAITS, KNOWN_WAITS = 50, 10
+"""Of fewer than `KNOWN_WAITS`, nothing is usual: at the start of a run, files may still be on the disk."""
 
 FORGET_SECONDS = 10.0
 """Half-life of a measurement: a replica that was 100 times slower is tried again after about a minute."""
@@ -52,6 +62,7 @@ class Replica:
 
     endpoint: Endpoint
     latency: Latency = field(default_factory=Latency)
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_WAITS))  # for first bytes
     # Open ones: `begin` sends on the last, an older one is closed behind its last response.
     connections: list[Connection] = field(default_factory=list)
     opening: Connection | None = None
@@ -74,6 +85,12 @@ class Replica:
         eligible = self.connections if idle else self.connections[-1:]
         found = (each for each in reversed(eligible) if each.usable and not (idle and each.num_in_flight))
         return next(found, None)
+
+    def late_after(self) -> float:
+        """Return how many seconds without a first byte are far more than usual; infinite: not known."""
+        if len(self.waits) < KNOWN_WAITS:
+            return math.inf
+        return max(LATE_SECONDS, LATE_TIMES * sorted(self.waits)[len(self.waits) * 9 // 10])
 
     def cost(self, now: float) -> tuple[bool, float, int, int]:
         """Return a key for `min`: healthy before failing, then the earliest response, then in turn."""

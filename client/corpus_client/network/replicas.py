@@ -1,14 +1,16 @@
 """Requests over the replicas of one service: retries failures and avoids slow servers.
 
 Any replica answers any request with the same bytes, so a failure is answered by asking again: at once
-elsewhere, after a back-off here, until the request's deadline. One thread does all of it, and it alone writes
-to the caller's buffer.
+elsewhere, after a back-off here, until the request's deadline. A response that begins far later than usual is
+asked for a second time (a hedged request), on another connection: whichever comes first is right. One thread
+does all of it, and it alone writes to the caller's buffer.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,12 +24,18 @@ from corpus_client.network.control import BoundPlan, Question
 from corpus_client.network.options import Network
 from corpus_client.network.pool import Pool
 from corpus_client.network.replica import Replica, may_pass
-from corpus_client.network.transport import Buffer, Connection
+from corpus_client.network.transport import LOOK_SECONDS, Buffer, Connection, first_arrived
 from corpus_client.network.wire import ArrayRequest
 from corpus_client.observe.recorder import Recorder
 
 STALL_SECONDS = 1.0
 """Longest silence of a replica while another one works."""
+
+HEDGE_SHARE, MAX_HEDGES = 0.02, 8.0
+"""Of all requests, how many may be sent again because a response is late, and how many at once."""
+
+OPEN_SECONDS = 0.01
+"""Between two looks at whether the connection for a hedged request is open."""
 
 FIRST_SECONDS = 0.5
 """For the first replica to be reached, before another one is asked to bind the plan."""
@@ -39,15 +47,21 @@ T = TypeVar("T")
 
 log = logging.getLogger("corpus_client")
 
+_WARNED: set[str] = set()  # what servers said of plans: once a process, however many loaders have the plan
+
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """A request on a connection; `started` is when its response began to be awaited."""
+    """A request on a connection.
+
+    started: when its response began to be awaited; began: when its first byte was there.
+    """
 
     replica: Replica
     connection: Connection
     sent_at: float
     started: float
+    began: float = 0.0
 
 
 @dataclass(slots=True)
@@ -83,6 +97,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         self.network = network if network is not None else Network()
         self._pool = Pool(urls, self.network, self.recorder, plan)
         self._num_sent = 0
+        self._spare_hedges = MAX_HEDGES
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -104,7 +119,9 @@ class Replicas(AbstractContextManager["Replicas"]):
             pool.changed.wait_for(pool.settled, FIRST_SECONDS)
         if after is None:
             root, lines = _split(plan)
-            pool.plan = bound = self.ask(control.post_plan(root))
+            post, seconds = control.post_plan(root), self.network.deadline_seconds
+            receive = partial(pool.ask, post)
+            pool.plan = bound = self._answered(None, receive, seconds, reach=self.network.reach_seconds)
         else:
             bound, lines = after, [control.json_text(plan).decode()]
         for part in chain.parts_of(lines):
@@ -130,6 +147,9 @@ class Replicas(AbstractContextManager["Replicas"]):
                 log.warning("%s has not answered yet; going on without it", replica.endpoint.name)
             if (refusal := pool.refusal()) is not None:
                 raise refusal
+        for said in set(bound.warnings) - _WARNED:
+            _WARNED.add(said)
+            log.warning("plan %s: %s", bound.plan_id[:12], said)
         return bound
 
     def follow(self, plan: BoundPlan) -> None:
@@ -170,53 +190,116 @@ class Replicas(AbstractContextManager["Replicas"]):
         receive: Callable[..., T],
         seconds: float,
         attempt: _Attempt | None = None,
+        reach: float | None = None,
     ) -> T:
         """Send a request until it has a right response; return what `receive` makes of that.
 
         path: of an array; None: `receive` asks, too.
         attempt: the request is on the wire already.
+        reach: the longest wait for the first connection to any server.
         """
         started = time.monotonic()
         deadline = started + seconds
         failed = again = False
+        attempts: list[_Attempt] = []  # at most two, the older one first
         if attempt is not None:
             attempt.started = started
-            if not attempt.connection.usable:
+            if attempt.connection.usable:
+                attempts.append(attempt)
+            else:
                 self._end(attempt)  # what was asked before it on that connection has failed
-                attempt, again = None, True
+                again = True
         while True:
-            while attempt is None:
+            while not attempts:
                 self.recorder.enter("retry" if failed else "send")
-                found = self._pool.acquire(deadline, idle=True, since=started)
+                option, most = "deadline_seconds", seconds
+                if reach is not None and reach < seconds and not self._pool.was_reached:
+                    option, most = "reach_seconds", reach
+                found = self._pool.acquire(started + most, idle=True, since=started)
+                if found is None and (option == "deadline_seconds" or not self._pool.was_reached):
+                    raise self._pool.deadline_exceeded(most, option)
                 if found is None:
-                    raise self._pool.deadline_exceeded(seconds)
-                attempt = self._send(path, *found)
+                    continue
+                if (sent := self._send(path, *found)) is not None:
+                    attempts.append(sent)
                 self.recorder.num_retries += again
                 again = False
+            attempt = attempts[0]
             try:
                 waited = not attempt.connection.arrived()
+                if path is not None:
+                    self.recorder.enter("response")
+                    attempt = self._first(path, attempts, deadline) if waited else attempt
+                    attempt.began = time.monotonic() if waited else attempt.started
                 response = receive(
                     attempt.connection,
                     deadline=min(deadline, attempt.started + self.network.attempt_seconds),
                     patience=partial(self._patience, attempt),
                 )
             except errors.CorpusClientError as error:
+                attempts.remove(attempt)
                 self._end(attempt)
                 if not may_pass(error) and not isinstance(error, errors.ReplicaUnusable):
+                    self._abandon(attempts)
                     raise
                 self._pool.failed(attempt.replica, error)
-                attempt, failed, again = None, True, True
+                failed = again = not attempts
                 continue
             except BaseException:
-                # An interrupt (Ctrl-C): the response may still come, and must not be the next request's.
-                attempt.connection.close()
-                self._end(attempt)
+                # An interrupt (Ctrl-C): a response may still come, and must not be the next request's.
+                self._abandon(attempts)
                 raise
-            now = time.monotonic()
-            attempt.replica.latency.add(now - attempt.sent_at, now, waited=waited)
-            attempt.replica.succeeded()
-            self._end(attempt)
+            attempts.remove(attempt)
+            self._succeeded(attempt, attempts, waited=waited)
             return response
+
+    def _first(self, path: str, attempts: list[_Attempt], deadline: float) -> _Attempt:
+        """Wait for the first byte of a response, and return its attempt; ask again if it is late.
+
+        Raises:
+            NoProgress: the replica of the first attempt was silent for too long; its connection is closed.
+        """
+        attempt = attempts[0]
+        late_at = attempt.started + attempt.replica.late_after() if self._spare_hedges > 0 else math.inf
+        while True:
+            now = time.monotonic()
+            left = min(deadline, attempt.started + self._patience(attempt)) - now
+            if left <= 0:
+                raise attempt.connection.give_up()
+            if len(attempts) == 1 and late_at <= now:
+                found = self._pool.ready(idle=True, instead_of=attempt.replica)
+                if found is not None and (second := self._send(path, *found)) is not None:
+                    attempts.append(second)
+                    self.recorder.num_hedged += 1
+                    # If the second one wins, all that waits behind the first one is sent again.
+                    self._spare_hedges -= attempt.connection.num_in_flight
+                left = min(left, LOOK_SECONDS if len(attempts) > 1 else OPEN_SECONDS)
+            else:
+                left = min(left, LOOK_SECONDS, late_at - now if len(attempts) == 1 else math.inf)
+            connection = first_arrived([each.connection for each in attempts], left)
+            if connection is not None:
+                return next(each for each in attempts if each.connection is connection)
+
+    def _succeeded(self, attempt: _Attempt, others: list[_Attempt], *, waited: bool) -> None:
+        """Note that an attempt brought its response, before the others of the same request."""
+        now = time.monotonic()
+        self._abandon(others)
+        replica = attempt.replica
+        replica.latency.add(now - attempt.sent_at, now, waited=waited)
+        replica.waits.append(attempt.began - attempt.started)
+        replica.succeeded()
+        self._end(attempt)
+        for other in others:
+            if other.replica is not replica and other.started < attempt.started:
+                name, seconds = other.replica.endpoint.name, now - other.started
+                late = errors.NoProgress(f"{name}: nothing came for {seconds:.1f} s, another server answered")
+                self._pool.failed(other.replica, late)
+
+    def _abandon(self, attempts: Sequence[_Attempt]) -> None:
+        """Close the connections of attempts whose responses nobody will read."""
+        for attempt in attempts:
+            attempt.connection.close()
+            self._end(attempt)
 
     def stop(self) -> None:
         """Wake whoever waits here with `Stopped`, for good."""
@@ -231,6 +314,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         now = time.monotonic()
         attempt = _Attempt(replica, connection, now, now)
         self._num_sent += 1
+        self._spare_hedges = min(MAX_HEDGES, self._spare_hedges + HEDGE_SHARE)
         with self._pool.changed:
             # Before it is sent: from here on no other thread closes the connection.
             replica.last_used = self._num_sent

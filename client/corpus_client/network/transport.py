@@ -8,6 +8,7 @@ answers them in order, each from end to end, and is never without work.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import select
 import socket
@@ -15,7 +16,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import xxhash
@@ -128,9 +129,7 @@ class Connection:
 
     def arrived(self) -> bool:
         """Return whether something came: of the next response, or the connection's end; never block."""
-        poll = select.poll()
-        poll.register(self._open_socket, select.POLLIN)
-        return bool(self._received or poll.poll(0))
+        return first_arrived([self], 0.0) is not None
 
     def receive_into(
         self,
@@ -149,7 +148,6 @@ class Connection:
             patience: returns the longest wait for the next byte, instead of the network's; asked again
                 every second, as it may change meanwhile.
         """
-        self._recorder.enter("response")
         self._patience = patience or (lambda: self._network.progress_seconds)
         sent = self._sent.popleft()
         silent = True
@@ -185,6 +183,10 @@ class Connection:
         self._close_if_asked(headers)
         return headers
 
+    def give_up(self) -> errors.CorpusClientError:
+        """Close it, because the oldest request gets no response in time; return that as an error."""
+        return self._failed(TimeoutError("timed out"), request_id=self._sent[0].id)
+
     def abort(self) -> None:
         """Wake the thread that uses the connection; from any thread, for good."""
         self.usable = False
@@ -201,6 +203,12 @@ class Connection:
             self._socket = None
         while self._sent:  # their responses will not be read
             self._sent.popleft().end(ConnectionAbortedError())
+
+    @property
+    def _holds_some(self) -> bool:
+        """Whether some of the next response was taken from the kernel already."""
+        sock = self._socket
+        return bool(self._received or (isinstance(sock, ssl.SSLSocket) and sock.pending()))
 
     def _close_if_asked(self, headers: wire.Headers) -> None:
         if "close" in headers.get("connection", "").lower():
@@ -293,6 +301,20 @@ class Connection:
     def _failed(self, error: OSError, **told: Any) -> errors.CorpusClientError:
         self.close()
         return failure(self.endpoint, error, **told)
+
+
+def first_arrived(connections: Sequence[Connection], seconds: float) -> Connection | None:
+    """Return one on which something came, of its next response or its end; None: not within `seconds`."""
+    held = next((each for each in connections if each._holds_some), None)
+    if held is not None:
+        return held
+    poll = select.poll()
+    numbers = []
+    for each in connections:
+        numbers.append(each._open_socket.fileno())
+        poll.register(numbers[-1], select.POLLIN)
+    came = poll.poll(math.ceil(1000 * seconds))
+    return connections[numbers.index(came[0][0])] if came else None
 
 
 def failure(

@@ -111,6 +111,7 @@ class LoaderStats:
     stall_seconds: float = 0.0
     received_bytes: int = 0  # of right responses
     num_retries: int = 0  # requests that were repeated
+    num_hedged: int = 0  # requests that were sent a second time while the response was late
     num_recorded_rows: int = 0  # whose losses `CorpusLoader.record` took
     num_written_rows: int = 0  # of these, in files of `record_dir`
     num_lost_rows: int = 0  # of these, in no file and never to be: the disk or the device was behind

@@ -40,7 +40,7 @@ class Recorder:
 
     def __init__(self, num_steps: int = 0, nvtx: Any = None) -> None:
         self.num_steps = num_steps
-        self.received_bytes = self.num_retries = 0  # as in `LoaderStats`
+        self.received_bytes = self.num_retries = self.num_hedged = 0  # as in `LoaderStats`
         self.yielded_step: int | None = None  # the loader's last one, which requests tell the server
         self._nvtx = nvtx
         self._lock = threading.Lock()
@@ -145,6 +145,7 @@ class Recorder:
             fetch=self.reading(),
             received_bytes=self.received_bytes,
             num_retries=self.num_retries,
+            num_hedged=self.num_hedged,
         )
 
     def spans(self) -> list[Span]:

@@ -48,8 +48,7 @@ def check_state(state: Mapping[str, Any], plan: BoundPlan) -> tuple[int, str | N
         differences = [f"plan_id: the state has {state['plan_id']}, this loader {plan.plan_id}"]
     if differences:
         raise errors.StateMismatch(
-            f"the state belongs to another run; {'; '.join(differences[:MAX_SHOWN])}; to go on with that "
-            "run build the loader with plan=state['plan']"
+            f"the state belongs to another run; {'; '.join(differences[:MAX_SHOWN])}; {_way_on(differences)}"
         )
     receipt = state.get("next_batch")
     if receipt is not None and not (isinstance(receipt, str) and DIGEST.fullmatch(receipt)):
@@ -60,6 +59,16 @@ def check_state(state: Mapping[str, Any], plan: BoundPlan) -> tuple[int, str | N
         return integer("next_step", state["next_step"], 0, MAX_STEP), receipt
     except errors.InvalidArgument as error:
         raise errors.StateMismatch(f"the state's {error}") from error
+
+
+def _way_on(differences: Sequence[str]) -> str:
+    """Return what to do: a plan of another content is taken only where that content is served."""
+    if not all(each.startswith(("fingerprints.", "plan_id")) for each in differences):
+        return "to go on with that run build the loader with plan=state['plan']"
+    return (
+        "the corpus was built anew: serve the one of the state beside it, under another name that the new "
+        "one's `earlier` lists, and build the loader with plan=state['plan']"
+    )
 
 
 def _by_line(document: object) -> object:

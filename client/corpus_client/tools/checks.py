@@ -67,11 +67,11 @@ class Check:
 
 
 class Failed(Exception):
-    """A check failed, and those that build on it cannot be made."""
+    """A check failed, or `status` says how it ended, and those that build on it cannot be made."""
 
-    def __init__(self, name: str, found: str, advice: str) -> None:
+    def __init__(self, name: str, found: str, advice: str, status: Status = "fail") -> None:
         super().__init__(found)
-        self.check = Check(name, "fail", found, advice)
+        self.check = Check(name, status, found, advice)
 
 
 def check_cores(cores: float, loaders: int, *, server_here: bool) -> Check:
@@ -207,12 +207,18 @@ def compare_versions(servers: Sequence[Server]) -> Check:
 
 
 def choose_corpus(servers: Sequence[Server], asked: str | None) -> tuple[Check, str]:
-    """Return the corpus asked for, or the only one; `Failed` if not all servers have the same one."""
+    """Return the corpus asked for, or the only one; `Failed` if not all servers have the same one.
+
+    Where several are served and none is named, nothing is wrong, but there is nothing to measure.
+    """
     served = sorted(set.intersection(*(set(server.corpora) for server in servers)))
     name = asked if asked is not None else served[0] if len(served) == 1 else None
     if name is None:
-        advice = "name one with --corpus" if served else "give URLs of replicas, which serve the same corpora"
-        raise Failed("corpus", f"all servers have {', '.join(served) or 'none in common'}", advice)
+        if served:
+            advice = f"to compare and measure, name one of them: --corpus {served[0]}"
+            raise Failed("corpus", f"served are {', '.join(served)}", advice, "ok")
+        advice = "give URLs of replicas, which serve the same corpora"
+        raise Failed("corpus", "all servers have none in common", advice)
     if missing := [server.url for server in servers if name not in server.corpora]:
         advice = f"name one that is: {', '.join(served) or 'they have none in common'}"
         raise Failed("corpus", f"{name!r} is not served by {', '.join(missing)}", advice)

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from corpus_server.corpus.files import OpenFile, unreadable
-from corpus_server.corpus.formats.layout import Format, TokenDtype, build_ids, build_text, not_served
+from corpus_server.corpus.formats.layout import (
+    Format,
+    TokenDtype,
+    build_ids,
+    build_text,
+    not_served,
+    with_dtype,
+)
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.user_files import parse_json
 
@@ -83,7 +90,8 @@ def _build(file: OpenFile, what: str, suffix: str, in_folder: bool) -> Unreadabl
     """Return the error for a file that `build` reads, with the command that fits what it holds."""
     source = file.path.parent if in_folder else file.path
     if suffix in (".txt", ".text"):
-        return not_served(file, what, f"{build_text(source)}; or say dtype uint8 to serve its bytes")
+        as_bytes = with_dtype(source, "uint8")
+        return not_served(file, what, f"{build_text(source)}; or serve its bytes: {as_bytes}")
     if suffix in (".csv", ".tsv"):
         return not_served(file, what, build_text(source))
     if suffix == ".mds":

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.corpus.files import Closing, OpenFile
+from corpus_server.corpus_spec import escaped
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 
 TokenDtype = np.dtype[Any]
@@ -193,6 +194,11 @@ def build_ids(path: Path, column: str = "input_ids") -> str:
     return (
         f"copy its token ids into shards: corpus-server build {source} --column {column} --eot ID --out DIR"
     )
+
+
+def with_dtype(path: Path, dtype: str) -> str:
+    """Return a file or folder as commands take it, with the dtype of its tokens."""
+    return f"{shlex.quote(escaped(str(path)))},dtype={dtype}"
 
 
 def build_text(path: Path, field: str = "text") -> str:

@@ -38,7 +38,9 @@ _MASKS: Final = ("labels_mask", "label_mask")  # ... and those in their place in
 def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
     if file.path.suffix != ".npy":
         return None
-    layout = headerless_layout(file, dtype, name="olmo", reason="named .npy, without the NPY header")
+    layout = headerless_layout(
+        file, dtype, in_folder, name="olmo", reason="named .npy, without the NPY header"
+    )
     rows = file.path.with_suffix(".csv.gz")
     if not rows.exists():
         return layout

@@ -22,6 +22,7 @@ from corpus_server.corpus.formats.layout import (
     TokenDtype,
     build_text,
     whole_number,
+    with_dtype,
 )
 
 # In a folder only files of these names are read as raw tokens: a stray file must not become a shard.
@@ -33,10 +34,12 @@ _MIN_TEXT_BYTES: Final = 64  # 32 tokens of a vocabulary of 50,000 look like tex
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 
-def headerless_layout(file: OpenFile, dtype: TokenDtype | None, *, name: str, reason: str) -> ShardLayout:
+def headerless_layout(
+    file: OpenFile, dtype: TokenDtype | None, in_folder: bool, *, name: str, reason: str
+) -> ShardLayout:
     """Return the layout of a file of nothing but tokens: uint16 if no dtype is said and they look like it."""
     if dtype is None:
-        _check_guess(file)
+        _check_guess(file, in_folder)
         dtype, reason = TOKEN_DTYPES["uint16"], f"{reason}; no dtype was said, so uint16"
     remedy = f"say its dtype ({ACCEPTED_DTYPES}), or copy it again if the copy was interrupted"
     num_tokens = whole_number(file, dtype.itemsize, f"{dtype.name} tokens", remedy)
@@ -49,17 +52,18 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
             "is neither a known token file nor a known side file",
             f"move it out of the corpus folder, or name raw tokens {', '.join(_SUFFIXES)}",
         )
-    return headerless_layout(file, dtype, name="raw", reason="no known header: nothing but tokens")
+    return headerless_layout(file, dtype, in_folder, name="raw", reason="no known header: nothing but tokens")
 
 
-def _check_guess(file: OpenFile) -> None:
+def _check_guess(file: OpenFile, in_folder: bool) -> None:
     """Refuse to read as uint16 what its first tokens show to be something else."""
+    path = file.path.parent if in_folder else file.path
     sample = file.head(_SAMPLE_BYTES)
     if len(sample) >= _MIN_TEXT_BYTES and _is_text(sample):
         raise file.unreadable(
             "its bytes are printable text, and no dtype was given",
-            f"{build_text(file.path)}; or say dtype uint8 to serve its bytes as tokens (or uint16 if that is "
-            "really meant)",
+            f"{build_text(file.path)}; or serve its bytes as tokens: {with_dtype(path, 'uint8')} "
+            "(or dtype=uint16 if that is really meant)",
         )
     if len(sample) < _MIN_SAMPLE_BYTES:
         return
@@ -73,7 +77,7 @@ def _check_guess(file: OpenFile) -> None:
             )
         raise file.unreadable(
             "its tokens look like uint32, but no dtype was given and the default is uint16",
-            "say dtype uint32 (or int32; or uint16 if that is really meant)",
+            f"name it {with_dtype(path, 'uint32')} (or dtype=int32; or dtype=uint16 if that is really meant)",
         )
 
 

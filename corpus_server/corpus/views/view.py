@@ -63,6 +63,7 @@ class View(Corpus):
         self._check(base)
         self.eot, self.shards, self.dtype, self.num_masks = base.eot, base.shards, base.dtype, base.num_masks
         self.tokenizer, self.tokenizer_name = base.tokenizer, base.tokenizer_name
+        self.tokenizer_identity, self._decodes_with = base.tokenizer_identity, base._decodes_with
         self.metadata_paths, self._is_whole = base.metadata_paths, base._is_whole
         self.name, self.earlier = spec.name, spec.earlier
         self.fingerprints = {kind: header.fingerprint(value) for kind, value in base.fingerprints.items()}

@@ -110,10 +110,13 @@ def _looked_up_range(query: LookupQuery, corpus: Corpus) -> tuple[int, int]:
         return corpus.document_range(query.document)
     start, stop = (query.start, query.stop) if query.token is None else (query.token, query.token + 1)
     if start is None or stop is None or not start < stop <= corpus.num_tokens:
+        if query.token is not None:
+            accepted = f"in [0, {corpus.num_tokens}), the tokens of corpus {corpus.name!r}"
+            raise InvalidParameter.expected("token", accepted, query.token)
         raise InvalidParameter(
             f"tokens must lie in [0, {corpus.num_tokens}) with start < stop, got start {start}, stop {stop}",
-            parameter="token" if query.token is not None else "stop",
-            received=stop,
+            parameter="start" if start is None or start >= corpus.num_tokens else "stop",
+            received=start if start is None or start >= corpus.num_tokens else stop,
             accepted=f"0 <= start < stop <= {corpus.num_tokens}",
         )
     return start, stop

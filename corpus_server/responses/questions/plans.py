@@ -6,7 +6,6 @@ from typing import Annotated
 
 import numpy as np
 import xxhash
-from pydantic import Field
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.corpus.shards import contents
@@ -48,8 +47,8 @@ class UsageQuery(StepQuery):
 class DiffQuery(QueryParameters):
     """Parameters of a comparison of two plans."""
 
-    other: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    """Id of the plan to compare with."""
+    other: PlanId
+    """Id of the plan to compare with, or how it begins."""
     steps: Annotated[int, integer(1, 100)] = 10
     """Steps that differ to return at most."""
 
@@ -228,7 +227,8 @@ def diff(
 ) -> Response:
     """Say in which fields another plan differs from this one, and from which step on which rows."""
     one, other = (service.plan(each, request.caller, budget) for each in (plan_id, query.other))
-    headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}")
+    both = other.plan.id.encode() in request.target
+    headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}", by_id=both)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     rows = compare(one.sampler, other.sampler, budget, num_steps=query.steps)

@@ -79,6 +79,8 @@ class Spans:
 
     corpus: str
     start: int
+    base_start: int | None
+    """The first token as `/v1/lookup` counts it: of a view, in its corpus; null behind the last token."""
     stop: int
     num_tokens: int
     """Tokens of the corpus."""
@@ -147,7 +149,14 @@ def spans(
     budget.spend(num_bytes=tokens.nbytes)
     mask = text.mask_of(corpus, query.start, stop) if query.targets == "true" else None
     shown = list(text.spans(corpus, query.start, tokens.tolist(), mask))
-    found = Spans(corpus=corpus.name, start=query.start, stop=stop, num_tokens=corpus.num_tokens, spans=shown)
+    found = Spans(
+        corpus=corpus.name,
+        start=query.start,
+        base_start=corpus.base_token(query.start) if query.start < corpus.num_tokens else None,
+        stop=stop,
+        num_tokens=corpus.num_tokens,
+        spans=shown,
+    )
     return json_response(found, NO_STORE)
 
 

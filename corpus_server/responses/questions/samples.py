@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Annotated
@@ -97,6 +98,8 @@ class Place:
 
     token: int
     """The token that it begins in, corpus-wide."""
+    base_token: int
+    """The same token as `/v1/lookup` counts it: of a view, in its corpus."""
     document: int | None
     before: str
     text: str
@@ -107,6 +110,10 @@ class Place:
 class Search:
     """Where a text is in a sample of a corpus, or in all of a small one."""
 
+    searched: str
+    """How much was searched, for people: `1,048,576 of 6,538,948 tokens (16 %)`."""
+    complete: bool
+    """Whether `found` has every place: all tokens were searched, and `limit` ended nothing early."""
     corpus: str
     text: str
     num_tokens: int
@@ -153,13 +160,14 @@ def search(
     corpus = service.corpus(name, request.caller)
     tokenizer = check_available(corpus)
     found: list[Place] = []
-    num_searched = 0
+    num_searched, is_cut = 0, False
     # A text that begins in a block may end behind it; a token is at least one byte of it.
     more = len(query.text.encode())
     for start, tokens in _blocks(service, corpus, query.seed, SEARCH_BLOCKS, more=more):
         ids = tokens.tolist()
         budget.spend(num_bytes=tokens.nbytes)
-        text = decode_known(tokenizer, ids) or ""
+        if (text := decode_known(tokenizer, ids)) is None:  # ids that the tokenizer does not know
+            continue
         num_searched += min(len(ids), BLOCK_TOKENS)
         at = text.find(query.text)
         while at >= 0 and len(found) < query.limit:
@@ -170,6 +178,7 @@ def search(
             found.append(
                 Place(
                     token=start + first,
+                    base_token=corpus.base_token(start + first),
                     document=corpus.document_at(start + first),
                     before=text[max(0, at - _CONTEXT) : at],
                     text=text[at:end],
@@ -178,9 +187,11 @@ def search(
             )
             at = text.find(query.text, end)
             budget.spend()
-        if len(found) == query.limit:
+        if is_cut := len(found) == query.limit:
             break
     fields = Search(
+        searched=_share(num_searched, corpus.num_tokens),
+        complete=num_searched == corpus.num_tokens and not is_cut,
         corpus=corpus.name,
         text=query.text,
         num_tokens=corpus.num_tokens,
@@ -188,6 +199,13 @@ def search(
         found=found,
     )
     return json_response(fields, NO_STORE)
+
+
+def _share(num_searched: int, num_tokens: int) -> str:
+    """Return how much of a corpus was searched; 100 % is said of nothing less."""
+    percent = 100 if num_searched == num_tokens else 100 * num_searched / num_tokens
+    share = "less than 1" if percent < 1 else f"{math.floor(percent)}"
+    return f"{num_searched:,} of {num_tokens:,} tokens ({share} %)"
 
 
 def _token_at(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> int:

@@ -48,9 +48,10 @@ class Split(Strict):
     share: float  # in (0, 1)
 
     def __post_init__(self) -> None:
-        names = sorted({*SPLITS.values()} - {TRAIN})
+        names = {name: split for name, split in SPLITS.items() if split != TRAIN}
         if self.name not in names:  # servers tell splits apart by these names
-            raise InvalidParameter.expected("split", f"one of {', '.join(names)}", self.name)
+            raise InvalidParameter.expected("split", f"one of {', '.join(sorted(names))}", self.name)
+        object.__setattr__(self, "name", names[self.name])  # the folder's name, whatever it was called
         if not 0 < self.share < 1:
             raise InvalidParameter.expected("split", "NAME=SHARE with a share between 0 and 1", self.share)
 

@@ -84,14 +84,16 @@ class Route:
         received: dict[str, Any] = dict(named)
         if "query" in self.types:
             received["query"] = parameters(query)
-        given, errors = {}, []
+        given: dict[str, Any] = {}
+        errors, query_name = [], ""
         for name, adapter in self._adapters.items():
             try:
                 given[name] = adapter.validate_python(received[name])
             except ValidationError as error:
                 errors += [{**each, "loc": each["loc"] or (name,)} for each in error.errors()]
+                query_name = error.title if name == "query" else query_name
         if errors:
-            raise invalid_parameter(errors)
+            raise invalid_parameter(errors, query_name)
         return given
 
 

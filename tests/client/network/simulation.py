@@ -201,7 +201,7 @@ class Socket:
         self._free_at = 0.0  # when the response before is out
         self._ends_at, self._reset = inf, False
         self._shut = self._closed = False
-        self._user: _Task | None = None
+        self.user: _Task | None = None
         self.world.num_sockets += 1
         self.world.num_open += 1
         self.world.most_open = max(self.world.most_open, self.world.num_open)
@@ -267,6 +267,9 @@ class Socket:
                 raise BlockingIOError("timed out")
             self._sleep(min(until, self.changes_at()))
 
+    def fileno(self) -> Socket:
+        return self
+
     def changes_at(self) -> float:
         """Return when something can be read."""
         if self._shut:
@@ -275,11 +278,11 @@ class Socket:
 
     def shutdown(self, _: int) -> None:
         self._shut = True
-        if self._user is not None:
-            self.world.wake(self._user)
+        if self.user is not None:
+            self.world.wake(self.user)
 
     def close(self) -> None:
-        if self._user not in (None, self.world.running):
+        if self.user not in (None, self.world.running):
             # The kernel may give the number of a closed socket to the next one: the user would read that one.
             self.world.failure = AssertionError("a socket was closed under the thread that uses it")
         if not self._closed:
@@ -287,13 +290,13 @@ class Socket:
             self.world.num_open -= 1
 
     def _sleep(self, until: float) -> None:
-        self._user = self.world.running
+        self.user = self.world.running
         self.world.wait_until(until)
-        self._user = None
+        self.user = None
 
 
 class Poll:
-    """`select.poll` over simulated sockets."""
+    """`select.poll` over simulated sockets, which stand for their own numbers."""
 
     def __init__(self) -> None:
         self._sockets: list[Socket] = []
@@ -301,8 +304,18 @@ class Poll:
     def register(self, connection: Socket, _: int) -> None:
         self._sockets.append(connection)
 
-    def poll(self, _: int) -> list[Socket]:
-        return [each for each in self._sockets if each.changes_at() <= Socket.world.now]
+    def poll(self, milliseconds: int) -> list[tuple[Socket, int]]:
+        world = Socket.world
+        until = world.now + milliseconds / 1000
+        while not (came := [(each, 1) for each in self._sockets if each.changes_at() <= world.now]):
+            if world.now >= until:
+                return []
+            for each in self._sockets:
+                each.user = world.running
+            world.wait_until(min([until, *(each.changes_at() for each in self._sockets)]))
+            for each in self._sockets:
+                each.user = None
+        return came
 
 
 @contextmanager

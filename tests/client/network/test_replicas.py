@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
+import httpx
 import numpy as np
 import pytest
 
@@ -133,6 +135,30 @@ def test_the_deadline_bounds_the_time_that_a_busy_server_asks_for(
         next(loader)
     assert "is the server running" not in str(caught.value)
     assert time.monotonic() - started < 29
+
+
+def test_a_new_loader_waits_shortly_for_a_server_that_was_never_there(
+    server: ReferenceServer, make_loader: MakeLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that was reached gets the whole deadline."""
+    with pytest.raises(
+        errors.DeadlineExceeded, match=r"within 0\.3 s.* is the server running\? reach_seconds="
+    ):
+        make_loader("http://127.0.0.1:9", reach_seconds=0.3)
+    assert "asked again in" in caplog.text
+    server.next_fault = faults_then_right(Fault("busy", 1))
+    next(make_loader(reach_seconds=0.9))  # which are over before the busy server answers
+
+
+def test_only_the_requests_of_others_are_logged_by_httpx(
+    server: ReferenceServer, make_loader: MakeLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a training script sees it that logs at INFO."""
+    with caplog.at_level(logging.INFO):
+        next(make_loader())
+        assert [record for record in caplog.records if record.name == "httpx"] == []
+        httpx.get(f"{server.url}/v1/corpora")
+        assert [record.name for record in caplog.records].count("httpx") == 1
 
 
 def test_a_server_that_is_back_sooner_than_it_said_is_asked_again(

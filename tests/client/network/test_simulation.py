@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 from math import inf
+from typing import Any
 
 import pytest
 
 from corpus_client.network.options import Network
-from corpus_client.network.replicas import STALL_SECONDS
+from corpus_client.network.replica import LATE_SECONDS
+from corpus_client.network.replicas import HEDGE_SHARE, MAX_HEDGES, STALL_SECONDS
 from tests.client.network.simulation import START_SECONDS
 from tests.client.network.unreliable import Run, Server, run
 
@@ -36,37 +38,77 @@ def test_every_step_comes_once_in_order_or_an_error_in_time(first_seed: int) -> 
 RESPONSE_SECONDS = 0.005
 
 
+def use_servers(drawn: Run, *given: dict[str, Any]) -> None:
+    """Let a run have these servers instead of those drawn, which never fail but for what is given."""
+    drawn.network, drawn.steps_per_slot, drawn.step_seconds = Network(), 1, 0.02
+    usual = {"fault_share": 0.0, "faults": (), "up_seconds": inf, "away_seconds": 3.0, "away": "hang"}
+    drawn.servers = [
+        Server(
+            world=drawn.world,
+            random=random.Random(number),
+            seconds=RESPONSE_SECONDS,
+            impostor=False,
+            away_times=[(START_SECONDS + 5,) * 2],  # what is usual is known by then
+            **{**usual, **each},
+        )
+        for number, each in enumerate(given)
+    ]
+    drawn.world.peers.clear()
+    drawn.world.peers.update({f"10.0.0.{n + 1}": each for n, each in enumerate(drawn.servers)})
+
+
 @pytest.mark.parametrize(
     ("away", "longest"),
-    [("hang", STALL_SECONDS), ("hole", STALL_SECONDS), ("refuse", 0.1), ("slow", 2 * STALL_SECONDS)],
+    [("hang", LATE_SECONDS), ("hole", LATE_SECONDS), ("refuse", 0.1), ("slow", 2 * STALL_SECONDS)],
 )
 def test_one_of_three_replicas_that_fails_holds_the_loop_for_a_second(away: str, longest: float) -> None:
     """One that is slow from the first is given up after a second, for each of two requests."""
 
     def one_fails(drawn: Run) -> None:
-        drawn.network, drawn.steps_per_slot, drawn.step_seconds = Network(), 1, 0.02
-        drawn.world.peers.clear()
-        drawn.servers = [
-            Server(
-                world=drawn.world,
-                random=random.Random(number),
-                fault_share=0.3 if away == "slow" and number == 0 else 0.0,
-                faults=("late",),
-                up_seconds=inf if away == "slow" or number else 3.0,
-                away_seconds=3.0,
-                away=away,
-                seconds=RESPONSE_SECONDS,
-                impostor=False,
-                away_times=[(START_SECONDS + 5,) * 2],  # what is usual is known by then
-            )
-            for number in range(3)
-        ]
-        drawn.world.peers.update({f"10.0.0.{n + 1}": each for n, each in enumerate(drawn.servers)})
+        first = {"fault_share": 0.3} if away == "slow" else {"up_seconds": 3.0, "away": away}
+        use_servers(drawn, *({"faults": ("late",), **(first if number == 0 else {})} for number in range(3)))
 
     report = run(1, 1500, one_fails)
     print(f"{away}: longest wait {report.longest_seconds:.3f} s")
     assert report.num_errors == 0
     assert RESPONSE_SECONDS < report.longest_seconds <= longest + 3 * RESPONSE_SECONDS
+
+
+NUM_BATCHES = 5000
+
+
+def test_a_worker_that_answers_no_more_holds_the_loop_for_half_a_second() -> None:
+    """One request in 500 meets it, and all on that connection; a new connection meets another worker.
+
+    The failure was: 30 s.
+    """
+    report = run(
+        1, NUM_BATCHES, lambda drawn: use_servers(drawn, {"fault_share": 0.002, "faults": ("hang",)})
+    )
+    print(f"{report.num_faults} times: {report.longest_seconds:.3f} s, {report.num_requests} requests")
+    assert report.num_faults > 3
+    assert LATE_SECONDS < report.longest_seconds < LATE_SECONDS + 0.05
+    assert report.num_hedged == report.num_faults
+    assert report.num_requests <= (1 + HEDGE_SHARE) * NUM_BATCHES
+
+
+def test_slow_responses_cost_few_more_requests() -> None:
+    """One in twenty begins after a second: few hedged requests help, and the others are waited for."""
+    slow = {"fault_share": 0.05, "faults": ("slow",)}
+    report = run(1, NUM_BATCHES, lambda drawn: use_servers(drawn, slow))
+    more = report.num_requests / NUM_BATCHES - 1
+    print(f"longest {report.longest_seconds:.3f} s, {100 * more:.2f} % more requests")
+    assert report.num_faults > 0.04 * NUM_BATCHES
+    assert report.num_hedged > 0
+    assert more <= HEDGE_SHARE + MAX_HEDGES / NUM_BATCHES
+    assert report.longest_seconds < 1.6
+
+
+def test_a_server_that_was_always_slow_is_not_asked_twice() -> None:
+    """A second for each first byte: no response is late, and nobody doubles the load of a busy server."""
+    report = run(1, 200, lambda drawn: use_servers(drawn, {"fault_share": 1.0, "faults": ("slow",)}))
+    assert report.num_faults > 150
+    assert report.num_hedged == 0
 
 
 def test_a_seed_always_gives_the_same_run() -> None:

@@ -71,6 +71,7 @@ class Server:
     healed_at: float = inf
     knows_plan: bool = False
     num_faults: int = 0
+    num_requests: int = 0
     away_times: list[tuple[float, float]] = field(default_factory=list)
     num_restarts: int = 0
 
@@ -118,6 +119,7 @@ class Server:
         assert request.endswith(b"\r\n\r\n"), f"cut: {request!r}"
         assert found[1] == PLAN_ID.encode()
         step, count = int(found[2]), int(found[3])
+        self.num_requests += 1
         now = self.away_until(begin) + self.seconds
         fault = ""
         if self.random.random() < self.fault_share and now < self.healed_at:
@@ -140,6 +142,8 @@ class Server:
                 return [(now, b"SSH-2.0-OpenSSH_9.2\r\n")], now, False
             case "late":
                 now += self.random.choice((0.05, 0.3, 2.0, 20.0))
+            case "slow":
+                now += 1.0
         first = step + (fault == "other-step")
         body = b"".join(map(tokens_of, range(first, first + count)))
         tail = xxhash.xxh3_64_digest(body)
@@ -226,7 +230,9 @@ class Report:
 
     num_batches: int
     num_faults: int
+    num_requests: int
     num_retries: int
+    num_hedged: int
     num_errors: int
     num_connections: int
     seconds: float
@@ -299,7 +305,7 @@ class Run:
         self.num_listings = 0
         world.listed = self._listed
         self.num_batches = num_batches
-        self.step = self.num_errors = self.num_retries = 0
+        self.step = self.num_errors = self.num_retries = self.num_hedged = 0
         self.longest = 0.0
         self.healed = False
 
@@ -314,7 +320,9 @@ class Run:
         return Report(
             num_batches=self.step,
             num_faults=sum(each.num_faults for each in self.servers),
+            num_requests=sum(each.num_requests for each in self.servers),
             num_retries=self.num_retries,
+            num_hedged=self.num_hedged,
             num_errors=self.num_errors,
             num_connections=self.world.num_sockets,
             seconds=self.world.now - started,
@@ -353,6 +361,7 @@ class Run:
         finally:
             self.longest = max(self.longest, filler.longest)
             self.num_retries += replicas.recorder.num_retries
+            self.num_hedged += replicas.recorder.num_hedged
             queues.stop()
         assert filler.longest <= 1.1 * limit + 0.1, f"waited for {filler.longest:.2f} s, not {limit:g}"
         assert world.most_open <= (network.in_flight + 1) * len(self.servers), f"{world.most_open} sockets"

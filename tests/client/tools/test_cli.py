@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from corpus_client import __version__
-from corpus_client.tools.app import app
+from corpus_client.tools.app import COMMANDS, app
 from tests.client.reference_server import ReferenceServer
+from tests.layers import loaded_by
 
 
 def bench(*arguments: str) -> Result:
@@ -25,6 +28,40 @@ def test_the_version_is_printed() -> None:
         [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"corpus-client {__version__}\n"
+
+
+def test_the_version_and_the_list_of_commands_are_light() -> None:
+    """Torch takes seconds: nothing is imported before it is needed."""
+    for option in ("--version", "--help"):
+        run = f"""
+import contextlib, io, sys
+from corpus_client.__main__ import main
+sys.argv = ["corpus-client", "{option}"]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()
+"""
+        assert not loaded_by(run) & {"torch", "numpy", "httpx", "rich"}
+
+
+def test_the_list_of_commands_says_what_the_commands_say() -> None:
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert " ".join(command.help.split("\n\n")[0].split()) == COMMANDS[name]
+
+
+def test_a_shell_completes_the_commands() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("corpus-client")],
+        env={
+            **os.environ,
+            "_CORPUS_CLIENT_COMPLETE": "complete_bash",
+            "COMP_WORDS": "corpus-client do",
+            "COMP_CWORD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["doctor"]
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_pat
             "http://127.0.0.1:9: [Errno 111] Connection refused (is the",
         ),
         (["list", "http://[", "--state-dir", state], "state_dir must be left out with a server's URL"),
-        (["list", "http://["], "no response from http://["),
+        (["list", "http://["], "no URL of a server: http://["),
         (["list", "web"], "url must be http://host:port of a server, got 'web'"),
         (
             ["diff", one, skipping, "--state-dir", state, "--corpus", f"code={path}"],

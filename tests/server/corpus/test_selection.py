@@ -67,8 +67,8 @@ def test_an_empty_folder_is_refused(tmp_path: Path, side_files: list[str], found
     for name in side_files:
         (tmp_path / name).touch()
     assert _refusal(tmp_path) == (
-        f"{tmp_path}: expected token files in the folder, found {found}; check the path, or make token files "
-        f"of text: corpus-server build {tmp_path} --out DIR"
+        f"{tmp_path}: expected token files in the folder, found {found}; check the path, or tokenize its "
+        f"text: corpus-server build {tmp_path} --tokenizer tokenizer.json --out DIR"
     )
 
 

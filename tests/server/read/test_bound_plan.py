@@ -64,6 +64,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
                 "fingerprint": fingerprints["a"],
                 "eot": 7,
                 "num_masks": 0,
+                "tokenizer_identity": None,
                 "vocab_size": None,
                 "largest_id": largest["a"],
             },
@@ -73,6 +74,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
                 "fingerprint": fingerprints["b"],
                 "eot": None,
                 "num_masks": 0,
+                "tokenizer_identity": None,
                 "vocab_size": None,
                 "largest_id": largest["b"],
             },
@@ -97,6 +99,10 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
                 "positions": dict(zip("ab", before_skips, strict=True)),
                 "excluded_windows": {"a": 0, "b": 5},
             },
+        ],
+        "warnings": [
+            "the tokenizers of the plan's corpora could not be compared: that of a, b is not known; serve "
+            "NAME=PATH,tokenizer=FILE to say it"
         ],
         "num_steps": None,
         "dtype": "uint32",

@@ -56,6 +56,8 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
         (199, 0.0, True),
         (404, 0.0, True),
         (404, 9.0, True),
+        (499, 0.0, False),
+        (499, 9.0, False),
     ],
 )
 @pytest.mark.parametrize("logs", ["all", "notable", "off"])

@@ -225,7 +225,13 @@ def test_a_range_is_shown_where_documents_end(
     response = spans_of(service, name, start, count)
     found = json.loads(body(response))
     check_spans(name, start, stop, found.pop("spans"))
-    assert found == {"corpus": name, "start": start, "stop": stop, "num_tokens": total}
+    assert found == {
+        "corpus": name,
+        "start": start,
+        "base_start": start if start < total else None,
+        "stop": stop,
+        "num_tokens": total,
+    }
     assert response.headers["Cache-Control"] == "no-store"
 
 
@@ -346,7 +352,10 @@ def test_a_text_is_found_with_what_stands_around_it(
     num_searched = len(content.encode())
     if len(places) >= limit:
         num_searched = 16 * (shown[-1]["token"] // 16 + 1)
+    share = "less than 1" if not num_searched else 100 * num_searched // len(content.encode())
     assert found == {
+        "searched": f"{num_searched:,} of {len(content.encode()):,} tokens ({share} %)",
+        "complete": len(shown) < limit,
         "corpus": "text",
         "text": sought,
         "num_tokens": len(content.encode()),

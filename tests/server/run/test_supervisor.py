@@ -27,6 +27,7 @@ import pytest
 from corpus_server.run.process import BEAT, WorkerProcess
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
+from tests.faults.signals import ENDING, end_by
 from tests.serving import RunningServer, ask, wait_until
 
 SOAK_SECONDS = float(os.environ.get("CORPUS_SOAK_SECONDS", "0"))
@@ -199,23 +200,12 @@ def test_each_worker_makes_request_ids_of_its_own(web: dict[str, Path], tmp_path
     assert len(ids) == 64
 
 
-ENDING = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGALRM, signal.SIGRTMIN + 3]
-
-
 @pytest.mark.parametrize("number", ENDING, ids=lambda number: f"signal-{int(number)}")
 def test_a_signal_that_ends_a_process_ends_the_server_as_sigterm_does(
     web: dict[str, Path], tmp_path: Path, number: int
 ) -> None:
     """The failure was: the workers and the folder of metrics were left behind."""
-    with RunningServer(web, tmp_path, workers=2, arguments=["--drain-seconds", "0"]) as server:
-        process, pids = psutil.Process(server.pid), server.worker_pids()
-        os.killpg(server.pid, number)  # as to a service: to all of its processes
-        wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, server.log)
-        named = signal.Signals(number).name if number < signal.SIGRTMIN else f"signal {number}"
-        assert f"{named}: ending" in server.log()
-        assert not any(map(psutil.pid_exists, pids))
-        assert list((server.state_dir / "metrics").iterdir()) == []
-        assert server.stop() == 0
+    end_by(number, web, tmp_path)
 
 
 def test_a_beat_that_comes_together_with_a_timeout_is_heard() -> None:

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from corpus_server.corpus.index import index
+from tests.conftest import word_tokens
 from tests.corpora import some_tokens, spec, write_raw
 from tests.reference import one_source
 from tests.serving import RunningServer, check_problem
 
 WORDS = ["alpha", "beta", "gamma", "d\u00e9lta", "<b>bold</b>", "\u202eturned", "one\ttwo"]
 EOT = 0
+LARGE = np.full(2_000_000, ord("-"), np.uint8)
 PLAN: dict[str, Any] = {
     "seq_len": 24,
     "seed": 5,
@@ -46,7 +48,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     corpora: dict[str, Path | str] = {
         "text": f"{folder / 'text'},dtype=uint8",
         "ids": write_raw(folder / "ids.bin", some_tokens(2_000_000)),
+        "large": f"{write_raw(folder / 'large.bin', LARGE, dtype='uint8')},dtype=uint8",
+        "holed": f"{folder / 'holed'}",
     }
+    (folder / "holed").mkdir()
+    word_tokens(folder / "holed" / "tokenizer.json")
+    write_raw(folder / "holed" / "0.bin", some_tokens(9000))
     with RunningServer(corpora, folder) as server:
         yield server
 
@@ -89,6 +96,17 @@ def test_spans_are_cut_where_documents_end(served: RunningServer) -> None:
         found[span["document"]] = found.get(span["document"], b"") + bytes(span["tokens"])
         at += len(span["tokens"])
     assert [found[number] for number in range(1, 300)] == texts[1:]
+
+
+def test_a_search_says_first_how_much_it_searched(served: RunningServer) -> None:
+    """Nothing found in a sample is not nothing in the corpus; a block without text was not searched."""
+    response = served.get("/v1/corpora/large/search", text="needle")
+    found = response.json()
+    assert response.body.startswith(b'{"searched":"1,048,576 of 2,000,000 tokens (52 %)"')
+    assert (found["complete"], found["found"]) == (False, [])
+    assert served.get("/v1/corpora/text/search", text="needle").json()["complete"] is True
+    unknown = served.get("/v1/corpora/holed/search", text="needle").json()
+    assert (unknown["searched"], unknown["complete"]) == ("0 of 9,000 tokens (less than 1 %)", False)
 
 
 def test_a_difference_is_said_by_field_and_by_row(served: RunningServer, plan_id: str) -> None:

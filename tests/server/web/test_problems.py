@@ -42,7 +42,7 @@ def beyond() -> Iterator[tuple[dict[str, Any], str, str]]:
         ({"world_size": 5}, "world_size", "one of 1, 2, 3, 4, 6, 12"),
         ({"world_size": 3, "rank": 3}, "rank", "[0, 3)"),
         ({"step": 2**40, "count": 2}, "step", f"[0, {2**40 - 1}]"),
-        ({"plan": "xyz"}, "plan", "the 64 digits (0-9, a-f) of a plan's id"),
+        ({"plan": "xyz"}, "plan", "the 64 digits (0-9, a-f) of a plan's id, or the first 8 of them or more"),
         *(({"with": names}, "with", BESIDE) for names in ("", "tokens", "sources,", "sources,sources")),
         ({"with": "sources", "format": "npy"}, "with", "nothing with this format"),
         ({"with": "sources", "format": "text"}, "with", "nothing with this format"),
@@ -62,7 +62,11 @@ def test_the_range_accepted_is_named(
 def test_ranges_outside_the_corpus(server: RunningServer, corpora: dict[str, ServedCorpus]) -> None:
     size = corpora["web"].tokens.size
     assert server.get("/v1/corpora/web/tokens", start=size, count=0).status == 200
-    for query in ({"start": size, "count": 1}, {"start": size + 1}, {"start": 0, "count": 2**63 - 1}):
+    wrong = check_problem(
+        server.get("/v1/corpora/web/tokens", start=size + 1), 422, "invalid-parameter", parameter="start"
+    )
+    assert (wrong["received"], size) == (size + 1, size)
+    for query in ({"start": size, "count": 1}, {"start": 0, "count": 2**63 - 1}):
         document = check_problem(
             server.get("/v1/corpora/web/tokens", **query), 422, "invalid-parameter", parameter="count"
         )
@@ -89,7 +93,86 @@ def test_an_unknown_parameter_is_refused_by_name(
 ) -> None:
     """A typing error must not silently train on a default."""
     document = check_problem(server.get(route, **query), 422, "invalid-parameter", parameter=parameter)
-    assert document["detail"] == f"unknown parameter {parameter!r}"
+    assert document["detail"].startswith(f"unknown parameter {parameter!r}")
+    assert parameter not in document["accepted"].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("route", "name", "meant"),
+    [
+        ("/v1/batches", "seq_length", "'seq_len'"),
+        ("/v1/batches", "Seed", "'seed'"),
+        ("/v1/indices", "global_batch_size", "'batch_size'"),
+        ("/v1/batches", "text", "'format=text'"),
+        ("/v1/plans", "limits", "'limit'"),
+        (f"/v1/plans/{'0' * 64}/usage", "steps", "'step'"),
+        ("/v1/corpora/text/search", "texts", "'text'"),
+    ],
+)
+def test_the_parameter_that_was_meant_is_named(
+    server: RunningServer, route: str, name: str, meant: str
+) -> None:
+    document = check_problem(server.get(route, **{name: 1}), 422, "invalid-parameter", parameter=name)
+    assert document["detail"].endswith(f"did you mean {meant}?")
+    assert meant.strip("'").partition("=")[0] in document["accepted"].split(", ")
+
+
+LONG = {"text": "x" * 1001}
+
+
+@pytest.mark.parametrize(
+    ("route", "query", "parameter", "received", "accepted"),
+    [
+        ("corpora/text/search", {"text": ""}, "text", "", "a text of 1 characters or more"),
+        (
+            "corpora/text/search",
+            {"text": "x" * 1001},
+            "text",
+            "x" * 200 + "...",
+            "a text of at most 1000 characters",
+        ),
+        ("lookup", {**WEB, "token": 99999999}, "token", 99999999, "[0, 9834), the tokens of corpus 'web'"),
+        ("lookup", {**WEB, "start": 99999, "stop": 99999999}, "start", 99999, "0 <= start < stop <= 9834"),
+        ("corpora/web/tokens", {"start": 99999}, "start", 99999, "[0, 9834], the tokens of corpus 'web'"),
+    ],
+)
+def test_what_was_sent_comes_back_in_plain_words(
+    server: RunningServer, route: str, query: dict[str, Any], parameter: str, received: object, accepted: str
+) -> None:
+    document = check_problem(
+        server.get(f"/v1/{route}", **query), 422, "invalid-parameter", parameter=parameter
+    )
+    assert (document["received"], document["accepted"]) == (received, accepted)
+    assert "String should" not in document["detail"]
+
+
+def test_a_plan_is_named_by_how_its_id_begins(server: RunningServer) -> None:
+    """By 8 digits or more, on every route; the URL may mean another plan later, so no cache keeps it."""
+    plan = server.post_plan(one_source("web", 16, 12, seed=801)).json()["id"]
+    for digits in (8, 12, 63):
+        short = plan[:digits]
+        for route in (
+            "",
+            "/usage?step=3",
+            "/receipt?step=3",
+            "/shards?step=3",
+            "/rows?step=3",
+            f"/diff?other={short}",
+        ):
+            response, whole = (server.get(f"/v1/plans/{each}{route}") for each in (short, plan))
+            assert (response.status, response.body) == (200, whole.body)
+        for route in ("batches", "indices"):
+            response, whole = (server.get(f"/v1/{route}", plan=each, step=3) for each in (short, plan))
+            assert (response.status, response.body) == (200, whole.body)
+            assert response.headers["Corpus-Plan"] == plan
+            assert "immutable" in whole.headers["Cache-Control"]
+            assert "immutable" not in response.headers["Cache-Control"]
+        found = server.get("/v1/lookup", plan=short, corpus="web", token=5)
+        assert found.json()["plan"] == plan
+        assert "immutable" not in found.headers["Cache-Control"]
+    check_problem(server.get(f"/v1/plans/{plan[:7]}"), 422, "invalid-parameter", parameter="plan_id")
+    other = f"{int(plan[:8], 16) ^ 1:08x}"
+    check_problem(server.get("/v1/batches", plan=other, step=0), 404, "unknown-plan", parameter="plan")
 
 
 def test_a_plan_is_not_posted_with_parameters(server: RunningServer) -> None:

@@ -92,6 +92,9 @@ export async function fill(element, target, show, isAll = false) {
 export const copyable = (line) => h("p", { class: "request" }, h("code", { tabindex: "0" }, line), copyButton(line, "Copy curl"));
 export const request = (target) => copyable(curl(target));
 
+// What the server says of a plan that its author should know.
+export const warnings = (response) => response.warnings.map((said) => h("p", { class: "warning" }, `${said}.`));
+
 export const problem = (error) => h("p", { class: "problem", role: "alert" }, error.message,
   error.document.remedy ? ` (${error.document.remedy})` : "");
 

@@ -48,6 +48,17 @@ export function bytes(value) {
   return `${few(value)} ${units[unit]}`;
 }
 
+// What a search has looked at: where nothing was found, the text may still be in the rest.
+export const searched = ({ found, complete, searched: share }) => (
+  found.length ? `${plural(found.length, "place")} found in ${share}${complete ? "." : "; there may be others."}`
+    : complete ? "Not in the corpus: all its tokens were searched." : `Not in the sample: ${share} were searched. The others may have it.`);
+
+// The name of a corpus's tokenizer, with what tells whether that of another corpus is the same.
+export function tokenizer({ tokenizer: name, tokenizer_identity: identity }) {
+  if (!identity || identity === name) return name ?? "none";
+  return h("span", { title: identity }, `${name ?? "none"} `, h("code", { class: "quiet" }, identity.replace(/^xxh3-128=/, "").slice(0, 8)));
+}
+
 export const short = (id) => id.slice(0, 12);
 export const planLink = (id) => h("a", { href: `/page/plans/${id}` }, h("code", { title: id }, short(id)));
 export const plansAddress = (run) => `/page/plans?run=${encodeURIComponent(run)}`;

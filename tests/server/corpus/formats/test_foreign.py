@@ -120,9 +120,10 @@ def test_without_pyarrow_both_commands_are_named(tmp_path: Path, monkeypatch: py
 
 
 def test_text_may_be_served_as_bytes(tmp_path: Path) -> None:
-    (tmp_path / "input.txt").write_text("To be")
-    assert refusal(tmp_path / "input.txt").endswith("or say dtype uint8 to serve its bytes")
-    assert recognise(tmp_path / "input.txt", dtype="uint8").num_tokens == 5
+    path = tmp_path / "input.txt"
+    path.write_text("To be")
+    assert refusal(path).endswith(f"or serve its bytes: {path},dtype=uint8")
+    assert recognise(path, dtype="uint8").num_tokens == 5
 
 
 def test_in_a_folder_the_command_names_the_folder(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
-from tests.corpora import discover, recognise, some_tokens, write_raw
+from tests.corpora import discover, open_corpus, recognise, some_tokens, write_raw
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32"])
@@ -53,7 +53,7 @@ INT64 = (
 )
 UINT32 = (
     "its tokens look like uint32, but no dtype was given and the default is uint16; "
-    "say dtype uint32 (or int32; or uint16 if that is really meant)"
+    "name it {path},dtype=uint32 (or dtype=int32; or dtype=uint16 if that is really meant)"
 )
 
 
@@ -81,7 +81,16 @@ def assert_guess(path: Path, said: str | None) -> None:
         return
     with pytest.raises(UnreadableCorpus) as caught:
         recognise(path)
-    assert caught.value.detail == f"{path}: {said}"
+    assert caught.value.detail == f"{path}: {said.format(path=path)}"
+
+
+def test_the_dtype_of_a_folder_is_said_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    path = write_raw(
+        tmp_path / "web" / "a.bin", some_tokens(4000, vocabulary=70_000, dtype="uint32"), dtype="uint32"
+    )
+    with pytest.raises(UnreadableCorpus, match=f"name it {path.parent},dtype=uint32 "):
+        open_corpus(path.parent)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +108,7 @@ def test_text_is_not_served_as_tokens_by_mistake(tmp_path: Path, content: str, i
     if not is_text:
         assert recognise(tmp_path / "lic").dtype == np.dtype("<u2")
         return
-    with pytest.raises(UnreadableCorpus, match=r"printable text, .*corpus-server build .*dtype uint8"):
+    with pytest.raises(UnreadableCorpus, match=r"printable text, .*corpus-server build .*dtype=uint8"):
         recognise(tmp_path / "lic")
     for dtype in ("uint8", "uint16"):
         assert recognise(tmp_path / "lic", dtype=dtype).dtype == np.dtype(dtype)
@@ -135,6 +144,6 @@ def test_a_name_under_which_uint16_is_a_guess_needs_the_dtype(
     tmp_path: Path, name: str, message: str
 ) -> None:
     path = write_raw(tmp_path / name, [1, 2], dtype="uint8")
-    with pytest.raises(UnreadableCorpus, match=message + r".*say (the )?dtype"):
+    with pytest.raises(UnreadableCorpus, match=message + r".*(say (the )?dtype|,dtype=)"):
         recognise(path)
     assert recognise(path, dtype="uint8").num_tokens == 2

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.tools.building.faults import build
 from tests.server.tools.building.sources import content, texts, write_jsonl
-from tests.server.tools.building.test_faults import build
 from tests.serving import environment
 
 RAY = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.tools.building.faults import PRELUDE, build
 from tests.server.tools.building.sources import content, texts, write_jsonl
-from tests.server.tools.building.test_faults import PRELUDE, build
 from tests.serving import ROOT, command, environment
 
 pytestmark = pytest.mark.timeout(300)  # many interpreters start, which takes seconds on a busy machine

@@ -1,4 +1,4 @@
-import { $, h, bytes, facts, number, corpusAddress } from "../dom.js";
+import { $, h, bytes, facts, number, tokenizer, corpusAddress } from "../dom.js";
 import { fill } from "../api.js";
 
 const size = (corpus) => corpus.shards.reduce((sum, shard) => sum + shard.size_bytes, 0);
@@ -14,7 +14,7 @@ fill($("#corpora"), "/v1/corpora", ({ corpora }) => corpora.map((corpus) =>
       ["shards", corpus.shards.length],
       ...(corpus.num_masks ? [["loss masks", corpus.num_masks]] : []),
       ["format", [...new Set(corpus.shards.map((shard) => shard.format))].join(", ")],
-      ["tokenizer", corpus.tokenizer ?? "none"],
+      ["tokenizer", tokenizer(corpus)],
       ...(corpus.view ? [["view of", `${number(corpus.view.num_documents)} documents`]] : []),
     ]),
     h("p", { class: "fingerprint" }, h("code", { title: corpus.fingerprint }, corpus.fingerprint)))));

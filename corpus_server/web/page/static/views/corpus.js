@@ -1,4 +1,4 @@
-import { $, h, bytes, code, facts, number, parameters, table, visible, corpusAddress } from "../dom.js";
+import { $, h, bytes, code, facts, number, parameters, searched, table, tokenizer, visible, corpusAddress } from "../dom.js";
 import { address, ask, fill, problem, Problem } from "../api.js";
 import { metadata } from "../origins.js";
 import { spans } from "../spans.js";
@@ -26,7 +26,7 @@ function showTokens(start, above = []) {
     h("div", { class: "buttons" },
       h("button", { type: "button", disabled: response.start === 0, onclick: () => showTokens(Math.max(0, response.start - COUNT)) }, "Before"),
       h("button", { type: "button", disabled: response.stop >= response.num_tokens, onclick: () => showTokens(response.stop) }, "After"),
-      h("a", { class: "button", href: address("/page/lookup", { corpus: name, token: response.start }) }, "Which steps see it?")),
+      h("a", { class: "button", href: address("/page/lookup", { corpus: name, token: response.base_start }) }, "Which steps see it?")),
   ]);
 }
 
@@ -54,8 +54,7 @@ $("#search").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = new FormData(event.target).get("text");
   fill($("#found"), address(`${route}/search`, { text }), (response) => [
-    h("p", {}, `${response.found.length} found in ${number(response.num_searched_tokens)} of ${number(response.num_tokens)} tokens`,
-      response.num_searched_tokens < response.num_tokens ? ", a sample" : ""),
+    h("p", {}, searched(response)),
     ...response.found.map((each) => h("p", { class: "found" },
       h("a", { href: `${corpusAddress(name)}?start=${each.token}` }, `token ${number(each.token)}`),
       each.document === null ? "" : `, document ${number(each.document)}`,
@@ -72,7 +71,7 @@ fill($("#facts"), route, (corpus) => {
   return [facts([
     ["tokens", corpus.num_tokens], ["documents", corpus.num_documents ?? "no index"], ["dtype", corpus.dtype],
     ["size", bytes(corpus.shards.reduce((sum, shard) => sum + shard.size_bytes, 0))],
-    ["end of text", corpus.eot], ["tokenizer", corpus.tokenizer ?? "none"],
+    ["end of text", corpus.eot], ["tokenizer", tokenizer(corpus)],
     // Of a view: what chose its documents. The shards are those of its corpus.
     ...Object.entries(corpus.view?.made ?? {}).map(([option, value]) => [`view ${option}`, h("code", {}, String(value))]),
     ...(corpus.view ? [["documents of its corpus", corpus.view.num_documents]] : []),

@@ -1,20 +1,52 @@
-import { $, h, number, stepAddress, table, visible } from "../dom.js";
+import { $, h, number, plural, searched, stepAddress, table, visible } from "../dom.js";
 import { address, ask, fill, problem, Problem } from "../api.js";
 
 const form = $("#lookup");
 const query = new URLSearchParams(location.search);
 
+// Only what the plan reads can be looked up in it.
+async function listSources(wanted) {
+  const { plan, corpus } = form.elements;
+  if (!/^[0-9a-f]{8,64}$/.test(plan.value)) return;
+  const { id, sources } = await ask(`/v1/plans/${plan.value}`);
+  plan.value = id;
+  corpus.replaceChildren(...Object.keys(sources).map((name) => h("option", {}, name)));
+  if (wanted in sources) corpus.value = wanted;
+}
+
+// The newest plan that reads a corpus, if one is named.
+async function newest(corpus) {
+  const { plans } = await ask("/v1/plans");
+  return plans.find(({ plan }) => !corpus || plan.stages.some((stage) => corpus in stage.mixture));
+}
+
 async function start() {
+  for (const [name, value] of query) if (form.elements[name]) form.elements[name].value = value;
   try {
-    const [{ corpora }, { plans }] = await Promise.all([ask("/v1/corpora"), query.has("plan") ? { plans: [] } : ask("/v1/plans?limit=1").catch(() => ({ plans: [] }))]);
-    form.elements.corpus.replaceChildren(...corpora.map((corpus) => h("option", {}, corpus.name)));
-    if (plans.length) form.elements.plan.value = plans[0].id;
+    if (!query.has("plan")) {
+      const found = await newest(query.get("corpus")).catch(() => undefined);
+      form.elements.plan.value = found?.head ?? found?.id ?? "";
+      if (!found && query.has("corpus")) $("#found").replaceChildren(h("p", {}, `None of the last plans reads the corpus ${query.get("corpus")}.`));
+    }
+    await listSources(query.get("corpus"));
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     $("#found").replaceChildren(problem(error));
+    return;
   }
-  for (const [name, value] of query) if (form.elements[name]) form.elements[name].value = value;
   if (form.elements.plan.value && ["document", "token", "text"].some((name) => form.elements[name].value)) look();
+}
+
+const rowLink = (plan, row) => (row.step === null ? "skipped" : h("a", { href: `${stepAddress(plan, row.step)}?row=${row.row}` }, `step ${number(row.step)}, row ${row.row}`));
+const passes = (epochs) => (epochs === "1" ? "the first epoch" : `the first ${epochs} epochs`);
+
+// Which rows read what a search has found: the plan may leave it out.
+async function readBy(element, plan, corpus, token, epochs) {
+  const { num_found, rows } = await ask(address("/v1/lookup", { plan, corpus, token, epochs, limit: 3 }));
+  const trained = rows.filter(({ step }) => step !== null);
+  if (!num_found) element.replaceChildren(h("strong", {}, `no row of ${passes(epochs)} reads it`));
+  else if (!trained.length && num_found <= rows.length) element.replaceChildren(h("strong", {}, "only skipped steps have it"));
+  else element.replaceChildren(...trained.flatMap((row, n) => [n ? "; " : "", rowLink(plan, row)]), num_found > rows.length ? ` and ${plural(num_found - rows.length, "row")} more` : "");
 }
 
 async function look() {
@@ -22,20 +54,26 @@ async function look() {
   history.replaceState(null, "", address(location.pathname, given));
   const { plan, corpus, epochs } = given;
   if (given.text) {
-    return fill($("#found"), address(`/v1/corpora/${encodeURIComponent(corpus)}/search`, { text: given.text }), (response) => [
-      h("p", {}, `${response.found.length} places in ${number(response.num_searched_tokens)} of ${number(response.num_tokens)} tokens:`),
+    await fill($("#found"), address(`/v1/corpora/${encodeURIComponent(corpus)}/search`, { text: given.text }), (response) => [
+      h("p", {}, searched(response)),
       ...response.found.map((each) => h("p", { class: "found" },
-        h("a", { href: address("/page/lookup", { plan, corpus, token: each.token, epochs }) }, `token ${number(each.token)}`),
+        h("a", { href: address("/page/lookup", { plan, corpus, token: each.base_token, epochs }) }, `token ${number(each.base_token)}`),
+        ": ", h("span", { class: "rows", "data-token": each.base_token }),
         h("span", { class: "text" }, visible(each.before), h("mark", {}, visible(each.text)), visible(each.after)))),
     ]);
+    for (const element of document.querySelectorAll("#found .rows")) {
+      await readBy(element, plan, corpus, element.dataset.token, epochs).catch((error) => element.replaceChildren(error.message));
+    }
+    return;
   }
   const target = address("/v1/lookup", { plan, corpus, document: given.document, token: given.document ? "" : given.token, epochs });
-  return fill($("#found"), target, (response) => [
-    h("p", {}, `Tokens ${number(response.start)} to ${number(response.stop)} are in ${number(response.num_found)} rows of the first ${epochs === "1" ? "epoch" : `${epochs} epochs`}${response.truncated ? "; the earliest are shown" : ""}.`),
+  await fill($("#found"), target, (response) => [
+    h("p", {}, `Tokens ${number(response.start)} to ${number(response.stop)} are in ${number(response.num_found)} rows of ${passes(epochs)}${response.truncated ? "; the earliest are shown" : ""}.`),
     table(["epoch", "step", "row", "first token of the row"], response.rows.map((row) => [row.epoch,
       row.step === null ? "skipped" : h("a", { href: `${stepAddress(plan, row.step)}?row=${row.row}` }, number(row.step)), row.row, row.start])),
   ]);
 }
 
+form.elements.plan.addEventListener("change", () => listSources(form.elements.corpus.value).catch((error) => $("#found").replaceChildren(problem(error))));
 form.addEventListener("submit", (event) => { event.preventDefault(); look(); });
 start();

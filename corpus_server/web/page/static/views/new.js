@@ -1,5 +1,5 @@
 import { $, h, code, loaderOf, plural, table } from "../dom.js";
-import { ask, curl, parse, problem, Problem } from "../api.js";
+import { ask, curl, parse, problem, Problem, warnings } from "../api.js";
 
 const form = $("#plan");
 const text = $("#document");
@@ -34,7 +34,7 @@ async function check() {
     if (mine !== asked) return;
     verdict.replaceChildren(table(["source", "rows", "steps per epoch", "share"], Object.entries(response.sources).map(([name, source]) => [
       name, source.num_windows, source.steps_per_epoch ?? "no epochs", `${(response.stages.at(-1).weights_65536[name] / 655.36 || 0).toFixed(2)} %`])),
-    h("p", {}, `${plural(response.stages.length, "stage")}, tokens of ${response.dtype}`));
+    ...warnings(response), h("p", {}, `${plural(response.stages.length, "stage")}, tokens of ${response.dtype}`));
     $("#keep").disabled = false;
   } catch (error) {
     if (!(error instanceof Problem)) throw error;

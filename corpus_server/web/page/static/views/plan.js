@@ -1,5 +1,5 @@
 import { $, h, code, dot, facts, loaderOf, number, parameters, planLink, short, stepAddress, table, corpusAddress } from "../dom.js";
-import { curl, fill } from "../api.js";
+import { curl, fill, warnings } from "../api.js";
 import { chart, colour } from "../chart.js";
 
 const id = parameters.plan_id;
@@ -82,7 +82,7 @@ fill($("#facts"), `/v1/plans/${id}`, (response) => {
   $("#document").replaceChildren(code("JSON", text),
     code("curl", curl("/v1/plans", response.plan)),
     response.root ? "" : code("Python", loaderOf(response.plan)));
-  return [facts([
+  return [...warnings(response), facts([
     ...(response.root ? [["continues", planLink(response.root.id)], ["stages", response.num_stages === response.stages.length ? response.num_stages : `${number(response.num_stages)}, of which the last ${number(response.stages.length)} are shown`]] : []),
     ["seq_len", plan.seq_len], ["stride", plan.stride], ["seed", String(plan.seed)],
     ["order", typeof plan.order === "string" ? plan.order : JSON.stringify(plan.order)],

@@ -1,0 +1,73 @@
+"""A server is told to reload (SIGHUP) broken configurations, and then good ones, under a training loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from scripts.drills_lib.drill import Found
+from scripts.drills_lib.training import Web, train
+from tests.serving import RunningServer, wait_until
+
+ROWS = (10, 11)
+COUNT = "10 broken configurations, 100 reloads"
+SECONDS = 150
+ORACLE = "the file"
+RULE = "no batch is wrong, no wait is above 1 s, each mistake is one line, the supervisor keeps no descriptor"
+GOOD = '[corpora.web]\npath = "web.bin"\n'
+BROKEN = (
+    "[corpora.web\n",
+    "",
+    '[corpora.web]\npath = "none.bin"\n',
+    f"[server]\nworkers = 0\n{GOOD}",
+    f'[server]\nworkers = "many"\n{GOOD}',
+    f"[server]\nwokers = 2\n{GOOD}",
+    f"[server]\nport = 1\n{GOOD}",
+    f'[server]\ntokens = "none.toml"\n{GOOD}',
+    f'{GOOD}dtype = "float32"\n',
+    GOOD + "x" * 2**20,
+)
+NUM_RELOADS = 100
+
+
+def run(folder: Path, found: Found) -> None:
+    """Run the drill."""
+    web = Web(folder)
+    with RunningServer({}, folder, workers=2, config=GOOD) as server:
+        supervisor = psutil.Process(server.pid)
+        path = folder / "corpus.toml"
+
+        def reload() -> None:
+            for text in BROKEN:
+                path.write_text(text)
+                pids, lines = server.worker_pids(), server.log().count("\n")
+                os.kill(server.pid, signal.SIGHUP)
+                wait_until(partial(_more_lines, server, lines), "nothing was said", seconds=60)
+                found.expect(server.worker_pids() == pids, f"workers were replaced: {text[:40]!r}")
+            path.write_text(GOOD)
+            _reload(server)
+            before = supervisor.num_fds()
+            for number in range(NUM_RELOADS - 1):
+                path.write_text(f"[server]\ngather_threads = {2 + number % 2}\n{GOOD}")
+                _reload(server)
+            found.figure("descriptors more", supervisor.num_fds() - before, most=0)
+
+        loop = train(web, server.url, reload)
+        found.expect("Traceback" not in server.log(), "the log has a traceback")
+        found.figure("workers at the end", len(server.worker_pids()), least=2, most=2)
+    loop.tell(found, longest=1.0)
+
+
+def _more_lines(server: RunningServer, lines: int) -> bool:
+    return server.log().count("\n") > lines
+
+
+def _reload(server: RunningServer) -> None:
+    before, ready = set(server.worker_pids()), server.log().count(" is ready")
+    os.kill(server.pid, signal.SIGHUP)
+    wait_until(lambda: server.log().count(" is ready") >= ready + 2, server.log, seconds=60)
+    wait_until(lambda: not before & set(server.worker_pids()), "old workers stay", seconds=60)

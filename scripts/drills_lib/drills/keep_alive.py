@@ -1,0 +1,27 @@
+"""Requests for batches on one connection that stays open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripts.drills_lib.drill import Found
+from scripts.drills_lib.requests import Growth
+from scripts.drills_lib.training import Web
+from tests.serving import RunningServer
+
+ROWS = (20, 29, 59)
+COUNT = "200,000 requests"
+SECONDS = 150
+ORACLE = "the file"
+RULE = (
+    "a worker's private memory grows by less than 8 MiB in the second half; descriptors and threads by none"
+)
+
+
+def run(folder: Path, found: Found) -> None:
+    """Run the drill."""
+    web = Web(folder)
+    with RunningServer({"web": web.path}, folder) as server:
+        growth = Growth(web, server)
+        growth.ask(200_000)
+    growth.tell(found)
