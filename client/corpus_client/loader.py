@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Never
 
 import torch
-from torch.utils.data import IterableDataset
 
 from corpus_client import errors
 from corpus_client.batch import Batch, Origin
@@ -25,11 +24,12 @@ from corpus_client.plan.document import (
     MAX_STEP,
     OrderArgument,
     PlanArgument,
+    given_stage,
     integer,
     next_stage,
     requested_plan,
 )
-from corpus_client.plan.hints import hint
+from corpus_client.plan.hints import check_groups, hint
 from corpus_client.plan.iteration import NumSteps, PlanLoader
 from corpus_client.plan.world import Placement, check_dealt_out
 from corpus_client.prepared import PlanOptions, PreparedPlan
@@ -39,7 +39,7 @@ from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import open_stager
 from corpus_client.staging.session import DeviceSession
 from corpus_client.staging.slots import Slot
-from corpus_client.staging.stager import Stager, Stored, Views, holds, shifted
+from corpus_client.staging.stager import Stager, Stored, Views, shifted
 
 GROUPS: Mapping[str, type[Any]] = {"network": Network, "staging": Staging, "placement": Placement}
 """Classes of options, by the argument that takes them."""
@@ -55,8 +55,7 @@ class CorpusLoader(PlanLoader[Batch]):
     Args:
         urls: `http://host:port` of the server, `uds:///path/of.sock` on its own host, or several of replicas.
         corpus, seq_len, global_batch_size, seed, order, rows: the plan, which the server's documentation
-            explains.
-            seq_len is in tokens, global_batch_size in rows over all ranks.
+            explains; seq_len is in tokens, global_batch_size in rows over all ranks.
         plan: a whole plan document instead of these (`make_plan` writes one), or the path of its JSON file.
         device: default `cuda` where there is one, else another accelerator, else `cpu`. Without an index,
             the current device if one was set, else the one of LOCAL_RANK.
@@ -115,12 +114,8 @@ class CorpusLoader(PlanLoader[Batch]):
             raise TypeError(hint(unknown, inspect.signature(CorpusLoader).parameters, GROUPS))
         parts = {"corpus": corpus, "seq_len": seq_len, "global_batch_size": global_batch_size}
         document = requested_plan(plan, **parts, seed=seed, order=order, rows=rows)
-        for (name, kind), given in zip(GROUPS.items(), (network, staging, placement), strict=True):
-            if given is not None and not isinstance(given, kind):
-                raise errors.InvalidArgument(
-                    f"{name} must be a {kind.__name__}, got a {type(given).__name__}; pass "
-                    f"{name}={kind.__name__}(...)"
-                )
+        groups = zip(GROUPS.items(), (network, staging, placement), strict=True)
+        check_groups({name: (kind, given) for (name, kind), given in groups})
         network, staging, placement = network or Network(), staging or Staging(), placement or Placement()
         super().__init__(urls, network, num_steps, run, reiterable=reiterable)
         self._placement = placement
@@ -128,19 +123,8 @@ class CorpusLoader(PlanLoader[Batch]):
         self.place = place[:2]
         self._stager = open_stager(device, context=place.context, timed=staging.trace_steps > 0)
         self._session = DeviceSession(self._stager)
-        options = PlanOptions(
-            self._connect,
-            place,
-            stride,
-            dtype,
-            eot_id,
-            ignore_index,
-            sources,
-            loss_mask,
-            network,
-            staging,
-            self._session,
-        )
+        wishes = (dtype, eot_id, ignore_index, sources, loss_mask)
+        options = PlanOptions(self._connect, place, stride, *wishes, network, staging, self._session)
         self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
             raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
@@ -176,19 +160,14 @@ class CorpusLoader(PlanLoader[Batch]):
             inputs, targets: `(rows, seq_len)` on the loader's device, of an integer type that holds every
                 token of the plan's type, and `targets` the `ignore_index`, too.
 
-        Returns:
-            The batch, whose `inputs` and `targets` are these tensors.
+        Returns the batch, whose `inputs` and `targets` are these tensors.
 
         Raises:
             InvalidArgument: the tensors do not fit the batch, which remains the next one.
             StopIteration: the last step was yielded; and what `next` raises.
         """
-        ignore_index = self.prepared.options.ignore_index
-        if ignore_index is not None and not holds(targets.dtype, ignore_index):
-            raise errors.InvalidArgument(
-                f"targets must hold ignore_index={ignore_index}, got {targets.dtype}"
-            )
-        return self._take(partial(self._stager.fill, inputs, targets))
+        ignored = self.prepared.options.ignore_index
+        return self._take(partial(self._stager.fill, inputs, targets, ignored=ignored))
 
     def peek(self, step: int) -> Batch:
         """Return the batch of any step, on the device; the loader stays where it is, and may be closed.
@@ -219,7 +198,6 @@ class CorpusLoader(PlanLoader[Batch]):
         """Return the next step's batch, of what `make` makes of its views."""
         self._check_thread()
         self._stager.check_not_capturing()
-        options = self.prepared.options
         self._in_call = True
         try:
             pipeline = self._session.pipeline or self._start()
@@ -229,7 +207,7 @@ class CorpusLoader(PlanLoader[Batch]):
                 self._losses.yielded(self._bound, step, batch.sources)
             self._num_batches += 1
             self._num_tokens += tensors[0].numel()
-            self._step, self._used = step + options.step_stride, True
+            self._step, self._used = step + self.prepared.options.step_stride, True
             self._recorder.yielded_step = step
         except StopIteration:
             self._used = True
@@ -256,13 +234,8 @@ class CorpusLoader(PlanLoader[Batch]):
     def _use(self, prepared: PreparedPlan) -> None:
         self.prepared, self._bound = prepared, prepared.bound
         options = prepared.options
-        self._origin = Origin(
-            self._bound,
-            options.step_stride,
-            prepared.eot_id,
-            options.place.context,
-            fills_ends=self._bound.fills_ends,
-        )
+        context, fills_ends = options.place.context, self._bound.fills_ends
+        self._origin = Origin(self._bound, options.step_stride, prepared.eot_id, context, fills_ends)
 
     @property
     def first_free_step(self) -> int:
@@ -301,18 +274,10 @@ class CorpusLoader(PlanLoader[Batch]):
             HistoryChanged: by the new plan an earlier step has other tokens.
         """
         self._check_thread()
-        named = {
-            "mixture": mixture,
-            "global_batch_size": global_batch_size,
-            "seq_len": seq_len,
-            "exclude": exclude,
-        }
+        named = {"mixture": mixture, "global_batch_size": global_batch_size, "seq_len": seq_len}
+        stage = given_stage(stage, {**named, "exclude": exclude})
         if self._epoch_rows is not None:
             raise errors.InvalidArgument("extend is not for num_steps='epoch', whose plan has one stage")
-        given = {name: value for name, value in named.items() if value is not None}
-        if (stage is None) == (not given):
-            raise errors.InvalidArgument("extend takes a stage, or the fields of one by name")
-        stage = given if stage is None else stage
         old, step = self._bound, self._step if at_step is None else integer("at_step", at_step, 0, MAX_STEP)
         if at_step is not None:
             self._check_free(step)
@@ -402,11 +367,7 @@ class CorpusLoader(PlanLoader[Batch]):
         Called by the loop's thread: it asks the device when copies ran.
         """
         super()._check_thread()
-        if not self._recorder.num_steps:
-            raise errors.InvalidArgument(
-                "trace needs the last steps, and trace_steps is 0; pass staging=Staging(trace_steps=200)"
-            )
-        write_trace(path, self._recorder.spans())
+        write_trace(path, self._recorder)
 
     def close(self) -> None:
         """Stop fetching, write what was recorded and release everything; idempotent.
@@ -457,16 +418,3 @@ class CorpusLoader(PlanLoader[Batch]):
 
     def _stop(self) -> None:
         self._session.end()
-
-
-class _NoDataset(IterableDataset[Batch]):
-    """Makes `DataLoader(loader)` an error at once; it would be one at the first batch only.
-
-    A DataLoader first asks whether it got an `IterableDataset`, and Python asks the subclasses of that, too.
-    """
-
-    @classmethod
-    def __subclasshook__(cls, kind: type) -> bool:
-        if issubclass(kind, CorpusLoader):
-            kind.refuse_dataloader()
-        return False  # a `CorpusIterableDataset` is found by its own bases

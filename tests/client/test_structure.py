@@ -73,7 +73,8 @@ def make_batch(
 ) -> Batch:
     (only,) = shifted(stored[None], context)
     origin = Origin(eot_id=eot_id, context=context, fills_ends=fills_ends)
-    return Batch(Views(*map(joined, only.pair), only.rows), 3, origin)
+    inputs, targets = map(joined, only.pair)
+    return Batch(Views(inputs, targets, only.rows), 3, origin)
 
 
 def check(tokens: np.ndarray, eot_id: int, context: Context, dtype: torch.dtype, device: str) -> None:

@@ -9,7 +9,7 @@ checks that the server still has the same tokens. World size, device and prefetc
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corpus_client import errors

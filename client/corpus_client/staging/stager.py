@@ -305,8 +305,15 @@ class Stager:
                 torch.from_numpy(widened(source.numpy(), into.dtype))
             )  # some accelerators have no unsigned types
 
-    def fill(self, inputs: torch.Tensor, targets: torch.Tensor, stored: Stored) -> Views:
-        """Copy a batch into the caller's tensors, of any strides, whose type holds every token."""
+    def fill(
+        self, inputs: torch.Tensor, targets: torch.Tensor, stored: Stored, *, ignored: int | None = None
+    ) -> Views:
+        """Copy a batch into the caller's tensors, of any strides, whose type holds every token.
+
+        ignored: what the loader will put into masked targets; their type must hold it, too.
+        """
+        if ignored is not None and not holds(targets.dtype, ignored):
+            raise errors.InvalidArgument(f"targets must hold ignore_index={ignored}, got {targets.dtype}")
         pairs = {"inputs": (inputs, stored.pair[0]), "targets": (targets, stored.pair[1])}
         for name, (tensor, view) in pairs.items():
             span = torch.iinfo(view.dtype)
