@@ -6,7 +6,6 @@ import gc
 import pickle
 import time
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -49,18 +48,6 @@ def test_batches_are_exact_and_contiguous(make_loader: MakeLoader, corpus: Refer
     assert steps == 70
     assert loader.stats().num_batches == 70
     assert loader.stats().num_tokens == 70 * 12 * 16
-
-
-@pytest.mark.parametrize("order", ["sequential", "shuffle", "random"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_ranks_make_up_the_global_batch(
-    make_loader: MakeLoader, corpus: ReferenceCorpus, world_size: int, order: str
-) -> None:
-    loaders = [make_loader(rank=rank, world_size=world_size, order=order) for rank in range(world_size)]
-    for step in range(6):
-        parts = [next(loader) for loader in loaders]
-        whole = np.concatenate([part.tokens.numpy() for part in parts])
-        assert np.array_equal(whole, tokens_of_step(corpus, loaders[0].plan, step))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
@@ -291,28 +278,6 @@ def test_targets_that_cannot_hold_the_ignored_index_are_refused(make_loader: Mak
     inputs, targets = torch.zeros(2, 12, 16, dtype=torch.uint16)
     with pytest.raises(errors.InvalidArgument, match="targets must hold ignore_index=-100"):
         loader.next_into(inputs, targets)
-
-
-def test_a_default_device_of_torch_changes_nothing(make_loader: MakeLoader) -> None:
-    expected = next(make_loader())
-    torch.set_default_device("meta")
-    try:
-        batch = next(make_loader(eot_id=5, ignore_index=-100))
-        x, _ = get_batch(np.arange(100, dtype=np.uint16), 4, 8)
-        with closing(RemoteCorpus(make_loader()._connect.args[0], "web")) as remote:
-            y, _ = get_batch(remote, 4, 8)
-    finally:
-        torch.set_default_device(None)
-    assert torch.equal(batch.inputs, expected.inputs)
-    assert (x.device.type, y.device.type, y.shape) == ("cpu", "cpu", (4, 8))
-
-
-def test_a_loader_prints_its_plan_step_rank_and_device(make_loader: MakeLoader) -> None:
-    loader = make_loader(num_steps=9, rank=1, world_size=2)
-    next(loader)
-    assert repr(loader) == (
-        f"CorpusLoader(plan {loader.plan_id[:12]} of web, step 1 of 9, rank 1 of 2, device cpu)"
-    )
 
 
 def test_what_goes_to_another_process_works_there_or_says_what_does(server: ReferenceServer) -> None:
