@@ -13,8 +13,8 @@ from fastapi import FastAPI, Query
 from fastapi_offline import FastAPIOffline
 
 from corpus_server import __version__
+from corpus_server.responses.problem import PROBLEM_TYPE, Problem
 from corpus_server.web.routes import ROUTES, Route
-from corpus_server.web.schemas import PROBLEM_TYPE, RESPONSES, Problem
 
 _ABOUT = """
 Which tokens a training step sees is a pure function of a small plan. A plan is named by its id (`plan=`) or
@@ -48,10 +48,7 @@ def described() -> FastAPI:
         description=_ABOUT,
     )
     for route in ROUTES:
-        options = dict(route.described)
-        if (route.method, route.path) in RESPONSES:
-            options["response_model"] = RESPONSES[route.method, route.path]
-        options["responses"] = {**_PROBLEMS, **options.get("responses", {})}
+        options = {**route.described, "responses": {**_PROBLEMS, **route.described.get("responses", {})}}
         app.add_api_route(route.path, _endpoint(route), methods=[route.method], **options)
     for operations in app.openapi()["paths"].values():
         for operation in operations.values():
