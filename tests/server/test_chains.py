@@ -61,7 +61,7 @@ def store(tmp_path: Path) -> Iterator[PlanStore]:
 def rows(catalog: Catalog, tmp_path: Path) -> list[Any]:
     """Of each step, by one document with all stages."""
     document = one_source("web", 8, 4)
-    whole = {**document, "stages": [*document["stages"], *STAGES]}
+    whole = {**document, "version": 1, "stages": [*document["stages"], *STAGES]}
     with PlanStore(tmp_path / "other") as store:
         sampler = (
             KnownPlans(catalog, store).keep_document(json.dumps(whole).encode(), ANYONE, Budget())[0].sampler
@@ -270,7 +270,7 @@ def test_rows_that_follow_from_tables_go_on_too(
     specs = [CorpusSpec(name=name, path=tmp_path / f"{name}.bin", eot=0) for name in ("a", "b")]
     with Catalog.open(specs) as catalog, PlanStore(tmp_path / "state") as store:
         known = KnownPlans(catalog, store)
-        whole = known.keep_document(json.dumps({**plan, "stages": stages}).encode(), ANYONE, Budget())[0]
+        whole = known.keep_document(json.dumps({**plan, "version": 1, "stages": stages}).encode(), ANYONE, Budget())[0]
         root = known.keep_document(json.dumps({**plan, "stages": stages[:1]}).encode(), ANYONE, Budget())[0]
         last = known.keep_document(link(root.plan.id, *stages[1:]), ANYONE, Budget())[0]
         lost = KnownPlans(catalog, store).by_id(last.plan.id, ANYONE, Budget())
@@ -309,7 +309,7 @@ def test_a_server_answers_every_decision_of_a_chain(tmp_path: Path) -> None:
         write_raw(tmp_path / f"{name}.bin", some_tokens(5000, seed=seed))
     corpora = {name: tmp_path / f"{name}.bin" for name in ("web", "code")}
     document = one_source("web", 8, 4)
-    whole = {**document, "stages": [*document["stages"], *STAGES]}
+    whole = {**document, "version": 1, "stages": [*document["stages"], *STAGES]}
     with RunningServer(corpora, tmp_path, workers=2) as server:
         ids = [server.post_plan(document).json()["id"]]
         for stage in STAGES:
