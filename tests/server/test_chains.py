@@ -270,7 +270,8 @@ def test_rows_that_follow_from_tables_go_on_too(
     specs = [CorpusSpec(name=name, path=tmp_path / f"{name}.bin", eot=0) for name in ("a", "b")]
     with Catalog.open(specs) as catalog, PlanStore(tmp_path / "state") as store:
         known = KnownPlans(catalog, store)
-        whole = known.keep_document(json.dumps({**plan, "version": 1, "stages": stages}).encode(), ANYONE, Budget())[0]
+        document = json.dumps({**plan, "version": 1, "stages": stages}).encode()
+        whole = known.keep_document(document, ANYONE, Budget())[0]
         root = known.keep_document(json.dumps({**plan, "stages": stages[:1]}).encode(), ANYONE, Budget())[0]
         last = known.keep_document(link(root.plan.id, *stages[1:]), ANYONE, Budget())[0]
         lost = KnownPlans(catalog, store).by_id(last.plan.id, ANYONE, Budget())

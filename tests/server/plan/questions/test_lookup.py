@@ -206,8 +206,10 @@ def test_windows_times_epochs_are_bounded(num_windows: int, epochs: int, paramet
 
 
 def mixed(num_windows: int, batch_size: int) -> Sampler:
+    """Return a plan of version 1: version 2 has no blocks to look up."""
     stage = {"from_step": 0, "global_batch_size": batch_size, "mixture": {"web": 1, "code": 1}}
-    return Case({"seq_len": 4, "stages": [stage]}, {"web": [4 * num_windows + 1], "code": [401]}).sampler()
+    document = {"seq_len": 4, "stages": [stage], "version": 1}
+    return Case(document, {"web": [4 * num_windows + 1], "code": [401]}).sampler()
 
 
 def test_ten_thousand_epochs_of_a_mixture_are_counted_and_the_first_rows_returned() -> None:
