@@ -68,16 +68,17 @@ def views() -> dict[str, View]:
         return await files.get_response(request.path_params["path"], request.scope)
 
     pages = {path: _view(templates, name, title) for path, (name, title) in VIEWS.items()}
-    return {**pages, "/page/static/{path:path}": file}
+    missing = _view(templates, "missing", "No such page", status=404)
+    return {**pages, "/page/static/{path:path}": file, "/page/{path:path}": missing}
 
 
-def _view(templates: jinja2.Environment, name: str, title: str) -> View:
+def _view(templates: jinja2.Environment, name: str, title: str, *, status: int = 200) -> View:
     async def view(request: Request) -> AsgiResponse:
         # Compiled when it is asked for, and kept.
         shown = templates.get_template(f"{name}.html").render(
             view=name, title=title, version=__version__, parameters=dict(request.path_params)
         )
-        return HTMLResponse(shown, headers=_HEADERS)
+        return HTMLResponse(shown, status, headers=_HEADERS)
 
     return view
 
