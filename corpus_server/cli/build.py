@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,116 +33,144 @@ from corpus_server.tools.building import Split
 from corpus_server.tools.building.driver import Reading, RunParts, choose_options, eot_disagreement, name_of
 from corpus_server.tools.building.driver import build as build_corpus
 from corpus_server.tools.building.inputs import fetch_source
-from corpus_server.tools.building.job import SHARD_TOKENS
+from corpus_server.tools.building.job import SHARD_TOKENS, BuildOptions
 from corpus_server.tools.building.kept import columns_without_values
 from corpus_server.tools.building.manifest import Manifest, spec_of
 from corpus_server.tools.building.merge import merge as merge_corpora
 from corpus_server.tools.building.running import in_processes, on_ray
 from corpus_server.tools.hub import fetched_tokenizer
 
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE...",
+        help="Files, folders, quoted patterns or hf://datasets/ORG/NAME\\[/PATH]: .txt (one document), "
+        ".jsonl, both also .gz and .zst, .parquet, .arrow, .mds, litData's chunks. SOURCE#train takes "
+        "the files whose names say so, SOURCE?text=FIELD has its text in that field.",
+        show_default=False,
+    ),
+]
+OutOption = Annotated[Path, typer.Option(help="Folder of the corpus; must not exist.")]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        help="`bytes`, a tokenizer.json, tiktoken ranks, a SentencePiece model, or a repository of the "
+        "Hugging Face Hub: `gpt2`, ORG/NAME, hf://ORG/NAME@REVISION."
+    ),
+]
+IncludeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Of folders read only the files that match, as text if of no other kind: '*.md'; may be "
+        "repeated.",
+    ),
+]
+TextFieldOption = Annotated[str, typer.Option(help="Field or column that holds the text.")]
+ColumnOption = Annotated[
+    str | None, typer.Option(help="Field or column that holds lists of token ids, instead of text.")
+]
+RowsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="documents|packed",
+        help="With --column: whether a row is a document, or a piece of a running text with end-of-text "
+        "tokens in it, as group_texts packs rows.",
+        show_default="documents, unless the first rows look packed",
+    ),
+]
+ChatOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD",
+        help="Field with conversations, rendered by the tokenizer's chat template; all but the turns of "
+        "the assistant is masked.",
+    ),
+]
+ChatTemplateOption = Annotated[
+    Path | None, typer.Option(help="File of another template for --chat.", show_default=False)
+]
+MaskOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD,...|none",
+        help="With --column: fields that say which tokens are targets of training: labels (-100: not), "
+        "attention_mask, or 0 and 1. They become loss masks.",
+    ),
+]
+EotOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="ID", help="End-of-text token, put behind each document.", show_default="the tokenizer's"
+    ),
+]
+SplitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=SHARE",
+        help="Put this share of the documents into OUT/NAME, the rest into OUT/train; may be repeated.",
+    ),
+]
+ShardTokensOption = Annotated[int, typer.Option(help="Most tokens of a shard.")]
+KeepOption = Annotated[
+    str | None,
+    typer.Option(metavar="FIELD,...", help="Fields or columns that become the metadata of the documents."),
+]
+CutTextsOption = Annotated[
+    bool,
+    typer.Option(
+        "--cut-texts",
+        help="Take texts of any length: pieces that end with lines are encoded; ids may differ there.",
+    ),
+]
+OnErrorOption = Annotated[
+    str,
+    typer.Option(
+        metavar="refuse|skip",
+        help="What a document that cannot be read or encoded does: it ends the build, or is left out and "
+        "listed in OUT/skipped.txt.",
+    ),
+]
+ProcessesOption = Annotated[
+    int | None, typer.Option(min=1, help="Processes that tokenize.", show_default="one per core")
+]
+RayOption = Annotated[
+    bool, typer.Option("--ray", help="Tokenize on a Ray cluster: RAY_ADDRESS, or one that runs here.")
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="K/N",
+        help="Only tokenize share K of N, counted from 0: one task of a job array. The same command "
+        "without --task then makes the corpus.",
+    ),
+]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Begin anew where an unfinished build lies beside OUT.")
+]
+
 
 def build(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="Files, folders, quoted patterns or hf://datasets/ORG/NAME\\[/PATH]: .txt (one document), "
-            ".jsonl, both also .gz and .zst, .parquet, .arrow, .mds, litData's chunks. SOURCE#train takes "
-            "the files whose names say so, SOURCE?text=FIELD has its text in that field.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder of the corpus; must not exist.")],
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="`bytes`, a tokenizer.json, tiktoken ranks, a SentencePiece model, or a repository of the "
-            "Hugging Face Hub: `gpt2`, ORG/NAME, hf://ORG/NAME@REVISION."
-        ),
-    ] = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Of folders read only the files that match, as text if of no other kind: '*.md'; may be "
-            "repeated.",
-        ),
-    ] = None,
-    text_field: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
-    column: Annotated[
-        str | None, typer.Option(help="Field or column that holds lists of token ids, instead of text.")
-    ] = None,
-    chat: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD",
-            help="Field with conversations, rendered by the tokenizer's chat template; all but the turns of "
-            "the assistant is masked.",
-        ),
-    ] = None,
-    chat_template: Annotated[
-        Path | None, typer.Option(help="File of another template for --chat.", show_default=False)
-    ] = None,
-    mask: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD,...|none",
-            help="With --column: fields that say which tokens are targets of training: labels (-100: not), "
-            "attention_mask, or 0 and 1. They become loss masks.",
-        ),
-    ] = None,
-    eot: Annotated[
-        int | None,
-        typer.Option(
-            metavar="ID", help="End-of-text token, put behind each document.", show_default="the tokenizer's"
-        ),
-    ] = None,
-    split: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SHARE",
-            help="Put this share of the documents into OUT/NAME, the rest into OUT/train; may be repeated.",
-        ),
-    ] = None,
-    shard_tokens: Annotated[int, typer.Option(help="Most tokens of a shard.")] = SHARD_TOKENS,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD,...", help="Fields or columns that become the metadata of the documents."
-        ),
-    ] = None,
-    cut_texts: Annotated[
-        bool,
-        typer.Option(
-            "--cut-texts",
-            help="Take texts of any length: pieces that end with lines are encoded; ids may differ there.",
-        ),
-    ] = False,
-    on_error: Annotated[
-        str,
-        typer.Option(
-            metavar="refuse|skip",
-            help="What a document that cannot be read or encoded does: it ends the build, or is left out and "
-            "listed in OUT/skipped.txt.",
-        ),
-    ] = "refuse",
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes that tokenize.", show_default="one per core")
-    ] = None,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Tokenize on a Ray cluster: RAY_ADDRESS, or one that runs here.")
-    ] = False,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="K/N",
-            help="Only tokenize share K of N, counted from 0: one task of a job array. The same command "
-            "without --task then makes the corpus.",
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew where an unfinished build lies beside OUT.")
-    ] = False,
+    sources: Sources,
+    out: OutOption,
+    tokenizer: TokenizerOption = None,
+    include: IncludeOption = None,
+    text_field: TextFieldOption = "text",
+    column: ColumnOption = None,
+    rows: RowsOption = None,
+    chat: ChatOption = None,
+    chat_template: ChatTemplateOption = None,
+    mask: MaskOption = None,
+    eot: EotOption = None,
+    split: SplitOption = None,
+    shard_tokens: ShardTokensOption = SHARD_TOKENS,
+    keep: KeepOption = None,
+    cut_texts: CutTextsOption = False,
+    on_error: OnErrorOption = "refuse",
+    processes: ProcessesOption = None,
+    ray: RayOption = False,
+    task: TaskOption = None,
+    fresh: FreshOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a corpus of text or token ids. After an interruption the same command continues.
@@ -153,13 +181,12 @@ def build(
         raise InvalidParameter.expected("processes", "left out with --ray", processes)
     if fresh and task is not None:
         raise InvalidParameter.expected("fresh", "left out with --task, as tasks share the work", True)
-    if tokenizer is not None:
-        tokenizer = fetched_tokenizer(tokenizer_source(tokenizer), note)
     options = choose_options(
-        tokenizer=tokenizer,
+        tokenizer=None if tokenizer is None else fetched_tokenizer(tokenizer_source(tokenizer), note),
         eot=eot,
         text_field=text_field,
         column=column,
+        rows=rows,
         splits=tuple(map(_split, split or ())),
         shard_tokens=shard_tokens,
         keep=split_names("keep", keep) or (),
@@ -183,30 +210,12 @@ def build(
     except KeyboardInterrupt:
         note("stopped; the same command continues")
         raise
-    if task is not None:
-        return
-    said = {out / (name or ""): manifest for name, manifest in built.items()}
-    for path in said if keep else ():
-        for name in columns_without_values(path):
-            warn(f"{path}: no document has a value of {name!r}")
-    for path in said:
-        with Corpus.open(spec_of(path)) as corpus:
-            warn_of(corpus, degenerate=True)
-    if as_json:
-        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "eot", "num_targets")
-        print_json({str(path): _facts(manifest, wanted) for path, manifest in said.items()})
-    for path, manifest in () if as_json else said.items():
-        say(
-            f"{path}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} {manifest.dtype} tokens "
-            f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}"
-        )
-        if (targets := manifest.num_targets) is not None:
-            say(f"  loss masks: {targets:,} tokens are targets ({targets / manifest.num_tokens:.1%})")
-    if not as_json:
-        eot_name = name_of(options.tokenizer, options.eot)
-        say(f"documents end with token {options.eot}" + ("" if eot_name is None else f" {eot_name!a}"))
-    if reading is not None:
-        _tell(reading, errors if as_json else console)
+    if task is None:
+        made = {out / (name or ""): manifest for name, manifest in built.items()}
+        _warn_of(made, options)
+        _describe(made, options, as_json=as_json)
+        if reading is not None:
+            _tell(reading, errors if as_json else console)
 
 
 def merge(
@@ -237,6 +246,39 @@ def merge(
             f"{path}: {manifest.num_tokens:,} tokens of {manifest.num_documents:,} documents in "
             f"{len(manifest.shards):,} shards, {manifest.fingerprint}"
         )
+
+
+def _warn_of(made: Mapping[Path, Manifest], options: BuildOptions) -> None:
+    """Print what is strange about the corpora that were built."""
+    for path, manifest in made.items():
+        for name in columns_without_values(path) if options.keep else ():
+            warn(f"{path}: no document has a value of {name!r}")
+        if options.is_packed and manifest.num_documents == 1:
+            warn(
+                f"the rows hold no end-of-text token {options.eot} between two documents, so all of their "
+                "text is one document: is it the right token?"
+            )
+        with Corpus.open(spec_of(path)) as corpus:
+            warn_of(corpus, degenerate=True)
+
+
+def _describe(made: Mapping[Path, Manifest], options: BuildOptions, *, as_json: bool) -> None:
+    """Print what was built."""
+    if as_json:
+        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "eot", "num_targets")
+        print_json({str(path): _facts(manifest, wanted) for path, manifest in made.items()})
+        return
+    for path, manifest in made.items():
+        say(
+            f"{path}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} {manifest.dtype} tokens "
+            f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}"
+        )
+        if (targets := manifest.num_targets) is not None:
+            say(f"  loss masks: {targets:,} tokens are targets ({targets / manifest.num_tokens:.1%})")
+    if options.is_packed:
+        say("rows are one running text: no token was put between them")
+    eot_name = name_of(options.tokenizer, options.eot)
+    say(f"documents end with token {options.eot}" + ("" if eot_name is None else f" {eot_name!a}"))
 
 
 def _tell(reading: Reading, where: Console) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,10 +30,11 @@ import numpy as np
 import xxhash
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats.layout import TokenDtype
+from corpus_server.corpus.formats.layout import LFS_POINTER, TokenDtype
 from corpus_server.corpus_spec import MANIFEST, CorpusSpec
+from corpus_server.errors import UnreadableCorpus
 from corpus_server.extras import optional_package
-from corpus_server.user_files import parse_json, read_regular, reason_of
+from corpus_server.user_files import is_lfs_pointer, parse_json, read_regular, reason_of
 
 TokenArray = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
@@ -172,19 +174,61 @@ def _open(path: Path) -> Tokenizer:
     except OSError as error:
         what = f"the tokenizer cannot be read: {reason_of(error)}"
         remedy = "check its path, or name a repository of the Hugging Face Hub: gpt2, ORG/NAME"
-        raise unreadable(path, what, remedy) from error
+        raise unreadable(path, what, _tokenizers_in(path) or remedy) from error
+    content = content.removeprefix(codecs.BOM_UTF8)
     head = content[:64]
+    if is_lfs_pointer(head):
+        raise unreadable(path, *LFS_POINTER)
     if head.lstrip()[:1] == b"{":
         return _HuggingFace(path, content)
     if _is_rank(head.partition(b"\n")[0]):
         return _Tiktoken(path, content)
     if head[:1] == b"\n":  # field 1 of ModelProto, the pieces
         return _SentencePiece(path, content)
-    raise unreadable(
-        path,
-        "expected a tokenizer, found something else",
-        "give `bytes`, a tokenizer.json, a tiktoken rank file or a SentencePiece model",
+    what = "expected a tokenizer, found something else"
+    if head.startswith(b"#version"):
+        what = "is a list of merges (merges.txt) without their vocabulary"
+    raise unreadable(path, what, _instead(path))
+
+
+# Other JSON files of models: what they are, and fields by which one tells them.
+_OTHER_JSON: Final = (
+    ("is Mistral's tekken.json", ("config", "vocab")),
+    ("describes a tokenizer (tokenizer_config.json), and is none", ("tokenizer_class",)),
+    ("describes a tokenizer (tokenizer_config.json), and is none", ("added_tokens_decoder",)),
+    ("describes a model (config.json), and is no tokenizer", ("model_type",)),
+    ("names special tokens (special_tokens_map.json), and is no tokenizer", ("eos_token",)),
+)
+
+
+def _no_tokenizer_json(path: Path, content: bytes, reason: Exception) -> UnreadableCorpus:
+    """Return the error for JSON that is none: another file of a model, a newer one, a damaged one."""
+    what = f"is not a tokenizer.json that can be read: {reason}"
+    try:
+        found = parse_json(content)
+    except ValueError:
+        return unreadable(path, what, "was the copy interrupted?")
+    if not isinstance(found, dict) or "model" in found:
+        return unreadable(path, what, "does a newer release of the package tokenizers read it?")
+    if found and all(type(value) is int for value in found.values()):
+        what = "is a vocabulary (vocab.json) without its merges"
+    else:
+        kinds = (kind for kind, names in _OTHER_JSON if all(name in found for name in names))
+        what = next(kinds, "is JSON, and no tokenizer.json: it has no field 'model'")
+    return unreadable(path, what, _instead(path))
+
+
+def _instead(path: Path) -> str:
+    """Return what to give instead of a file that is no tokenizer."""
+    return _tokenizers_in(path.parent, path) or (
+        "give `bytes`, a tokenizer.json, a tiktoken rank file or a SentencePiece model; transformers writes "
+        "the tokenizer.json of a model: AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)"
     )
+
+
+def _tokenizers_in(folder: Path, but: Path | None = None) -> str | None:
+    found = sorted({str(path) for pattern in FILE_NAMES for path in folder.glob(pattern)} - {str(but)})
+    return f"give {' or '.join(found)}" if found else None
 
 
 class _Defaults:
@@ -220,8 +264,10 @@ class _Bytes(_Defaults):
 class _HuggingFace:
     def __init__(self, path: Path, content: bytes) -> None:
         self._path, self._package = path, _package("tokenizers", path)
-        with _reading(path, "tokenizer.json"):
+        try:
             self._inner = self._opened(content)
+        except Exception as error:  # `tokenizers` raises no narrower one
+            raise _no_tokenizer_json(path, content, error) from error
         self.vocab_size: int = 1 + max(self._inner.get_vocab().values(), default=-1)
 
     def _opened(self, content: bytes) -> Any:
@@ -436,6 +482,6 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
     """Report whatever a package, or Python, says of a damaged file."""
     try:
         yield
-    except Exception as error:  # `tokenizers` raises no narrower one
+    except Exception as error:  # packages raise no narrower one
         what = f"is not a {kind} that can be read: {error}"
         raise unreadable(path, what, "was the copy interrupted?") from error

@@ -50,7 +50,7 @@ class Reading:
     dropped: str | None
 
     @classmethod
-    def of(cls, found: Found, results: Sequence[PartResult]) -> Reading:
+    def of(cls, found: Found, results: Sequence[PartResult], manifests: Iterable[Manifest]) -> Reading:
         """Sum up the results of all parts."""
         documents: Counter[str] = Counter()
         for result in results:
@@ -58,7 +58,7 @@ class Reading:
         return cls(
             num_files=len(found.inputs),
             num_bytes=sum(each.num_bytes for each in found.inputs),
-            num_documents=sum(split.num_documents for result in results for split in result.splits.values()),
+            num_documents=sum(manifest.num_documents for manifest in manifests),
             documents_left_out=documents,
             files_left_out=found.left_out,
             missing=found.missing,
@@ -205,7 +205,7 @@ def build(
         (work / WHOLE).rename(out)
         sync_folder(out.parent)
         shutil.rmtree(work)
-    return Built(manifests, Reading.of(found, results))
+    return Built(manifests, Reading.of(found, results, manifests.values()))
 
 
 def _begin(work: Path, options: BuildOptions, inputs: tuple[Input, ...]) -> Job:

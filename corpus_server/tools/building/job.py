@@ -73,6 +73,8 @@ class BuildOptions(Strict):
         tokenizer: `bytes`, or the absolute path of a tokenizer's file; None for columns of ids without one.
         text_field: field of JSON lines, or column, that holds a document's text.
         column: field or column that holds a document's token ids; then no text is read.
+        rows: what rows of token ids are: documents, or pieces of running text, see kinds/packed.py. None:
+            documents, unless their first ones do not look so.
         chat: the documents are conversations; then neither text nor ids are read.
         eot: id of the end-of-text token, which ends each document.
         vocab_size: of the tokenizer; None without one.
@@ -88,6 +90,7 @@ class BuildOptions(Strict):
     tokenizer: str | None
     text_field: str = "text"
     column: str | None = None
+    rows: Literal["documents", "packed"] | None = None
     chat: Chat | None = None
     eot: int
     vocab_size: int | None
@@ -111,10 +114,31 @@ class BuildOptions(Strict):
             )
         if self.on_error not in ("refuse", "skip"):
             raise InvalidParameter.expected("on_error", "'refuse' or 'skip'", self.on_error)
+        if self.rows not in (None, "documents", "packed"):
+            raise InvalidParameter.expected("rows", "'documents' or 'packed'", self.rows)
+        if self.rows is not None and self.column is None:
+            raise InvalidParameter.expected("rows", "left out without --column", self.rows)
+        if self.is_packed:
+            self._check_packed()
         names = [split.name for split in self.splits]
         if len(set(names)) < len(names) or sum(split.share for split in self.splits) >= 1:
             shares = [f"{split.name}={split.share:g}" for split in self.splits]
             raise InvalidParameter.expected("split", "different names and shares below 1 in all", shares)
+
+    def _check_packed(self) -> None:
+        """Refuse options about documents, which rows of running text are not."""
+        for name, value, why in (
+            ("split", self.splits, "a document may lie in several rows: divide the documents before packing"),
+            ("keep", self.keep, "a row is no document, and has no fields of one"),
+            ("on_error", self.on_error == "skip", "a row that is left out would leave a hole in a text"),
+        ):
+            if value:
+                raise InvalidParameter(f"{name} must be left out with --rows packed: {why}", parameter=name)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows are one running text."""
+        return self.rows == "packed"
 
     @property
     def split_names(self) -> tuple[str, ...]:

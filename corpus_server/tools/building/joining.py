@@ -38,6 +38,9 @@ class SplitTokens:
         self._starts = list(accumulate((part.num_tokens for part in splits), initial=0))
         self.num_tokens = self._starts[-1]
         self.num_documents = sum(part.num_documents for part in splits)
+        # The last document of a running text may lack its end-of-text token.
+        last = [int(some[-1]) for some in self.pieces(max(0, self.num_tokens - 1), self.num_tokens)]
+        self.num_documents += last not in ([], [options.eot])
         self.num_targets = sum(part.num_targets for part in splits)
         self.has_masks = options.has_masks
 
@@ -60,6 +63,7 @@ class SplitTokens:
 
     def ends(self, start: int, stop: int) -> Iterator[Ends]:
         """Yield the ends of documents in (start, stop], some at a time, increasing."""
+        end = 0
         for index in self._within(start, stop):
             end = self._starts[index]
             path = part_path(self._folder, self._numbers[index], f"{self._split}.lengths")
@@ -70,6 +74,8 @@ class SplitTokens:
                     inside = ends[(ends > start) & (ends <= stop)]
                     if inside.size:
                         yield inside
+        if end < stop == self.num_tokens:
+            yield np.array([stop], np.uint64)
 
     @property
     def kept(self) -> list[Path]:

@@ -298,7 +298,7 @@ class _Writer:
 
     def __init__(self, options: BuildOptions, number: int, folder: Path, name: str, files: ExitStack) -> None:
         self.name = name
-        self._dtype = options.part_dtype
+        self._dtype, self._is_packed = options.part_dtype, options.is_packed
         self._eot = np.array([options.eot], self._dtype)
         paths = (part_path(folder, number, f"{name}.{kind}") for kind in ("tokens", "lengths"))
         self._tokens_file, self._lengths_file = (files.enter_context(publishing(path)) for path in paths)
@@ -328,6 +328,8 @@ class _Writer:
         if self._mask_file is not None:
             mask = np.ones(len(ids), np.uint8) if document.mask is None else document.mask
             self._masks.append(mask)
+        if self._is_packed:  # `flush` finds where documents end
+            return len(ids) > 0
         # Rows of data sets often bring their end-of-text token.
         if not len(ids) or ids[-1] != self._eot[0]:
             self._pieces.append(self._eot)
@@ -359,6 +361,8 @@ class _Writer:
         if self._largest_id > np.iinfo(self._dtype).max:  # the cast below would wrap around
             raise RuntimeError(f"the tokenizer gave id {self._largest_id}, beyond its vocabulary")
         self._tokens_file.write(tokens.astype(self._dtype, copy=False).data)
+        if self._is_packed:
+            self._lengths = self._ended(tokens)
         self._lengths_file.write(np.array(self._lengths, LENGTH_DTYPE).data)
         if self._mask_file is not None:
             masks = np.concatenate(self._masks)
@@ -371,6 +375,13 @@ class _Writer:
         self._num_tokens += tokens.size
         self._num_written = self._length
         self._pieces, self._lengths, self._kept = [], [], []
+
+    def _ended(self, tokens: Tokens) -> list[int]:
+        """Return the lengths of the documents that end in a running text; the last one may go on."""
+        ends = np.flatnonzero(tokens == self._eot[0]) + 1
+        begun = self._length - tokens.size  # tokens of a document that began before
+        self._length = int(tokens.size - ends[-1] if ends.size else self._length)
+        return np.diff(ends, prepend=-begun).tolist()  # type: ignore[no-any-return]
 
     def result(self) -> PartSplit:
         """Return the counts."""

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.tools.building.job import BuildOptions, Input, Part, Slice
-from corpus_server.tools.building.kinds import rows, samples, tables, text
+from corpus_server.tools.building.kinds import packed, rows, samples, tables, text
 from corpus_server.tools.building.kinds.kind import COMPRESSED, Document, Kind, reading
 
 PART_BYTES: Final = 16 << 20  # bytes of input; a few seconds of work, which is what a kill costs a process
@@ -71,7 +72,8 @@ def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
     """Yield the documents of a part in order; what is no document has an error with its place."""
     for piece in part.slices:
         with reading(piece.path):
-            for document in _kind(piece.path, options).read(piece, options):
+            found = _kind(piece.path, options).read(piece, options)
+            for document in packed.checked(found) if options.is_packed else found:
                 content = document.content
                 if isinstance(content, str) and len(content) > text.PIECE_CHARS:
                     yield from text.one_document(document, (content,).__iter__, options)
@@ -80,11 +82,21 @@ def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
 
 
 def check_first(inputs: Iterable[Input], options: BuildOptions) -> None:
-    """Raise UnreadableCorpus if the first document of an input cannot be read, before hours of work."""
+    """Raise UnreadableCorpus if the first document of an input cannot be read, before hours of work.
+
+    Where nobody says what rows of token ids are, the first rows of the first input must look like documents.
+    """
+    is_first = True
     for each in inputs:
         if each.num_bytes:
+            kind = _kind(each.path, options)
             with reading(each.path):
-                _kind(each.path, options).check(each.whole(), options)
+                kind.check(each.whole(), options)
+                if is_first and options.column is not None and options.rows is None:
+                    slices = kind.divide(each, _LEAST_PART_BYTES)
+                    found = chain.from_iterable(kind.read(piece, options) for piece in slices)
+                    packed.check_documents(Path(each.path), found, options)
+            is_first = False
 
 
 def _kind(path: str, options: BuildOptions | None = None) -> Kind:
@@ -92,8 +104,12 @@ def _kind(path: str, options: BuildOptions | None = None) -> Kind:
     if options is not None and options.keep and not kind.has_fields:
         remedy = "keep fields of JSON lines, CSV, Parquet and Arrow files"
         raise unreadable(Path(path), f"has no field {options.keep[0]!r} to keep", remedy)
-    if options is not None and options.has_masks and not kind.has_fields:
-        remedy = "JSON lines, Parquet and Arrow files have fields"
+    if (
+        options is not None
+        and options.has_masks
+        and not (kind.has_fields or (kind.has_masks and options.chat is None))
+    ):
+        remedy = "JSON lines, Parquet, Arrow files and, for masks, MDS shards have fields"
         name = options.mask[0] if options.chat is None else options.chat.field
         raise unreadable(Path(path), f"has no field {name!r}", remedy)
     return kind

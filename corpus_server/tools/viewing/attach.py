@@ -128,7 +128,7 @@ def _wrong_rows(found: str, total: int) -> InvalidParameter:
     return InvalidParameter(
         f"the table has {found} rows, the corpus {total:,} documents",
         parameter="metadata",
-        remedy="attach a table with one row for each document",
+        remedy="attach a table with one row for each document; those without tokens are in no corpus",
     )
 
 

@@ -187,7 +187,26 @@ def test_ranks_of_an_unknown_vocabulary_are_refused_with_the_known_ones(tmp_path
         (b"", "expected a tokenizer, found something else"),
         (b"\x89PNG", r"give `bytes`, a tokenizer\.json, a tiktoken rank file"),
         (b"{", r"is not a tokenizer\.json that can be read"),
-        (b'{"model": {"type": "none"}}', r"is not a tokenizer\.json"),
+        (b"{", "was the copy interrupted"),
+        (b'{"model": {"type": "none"}}', r"is not a tokenizer\.json .*does a newer release of the package"),
+        (
+            b'{"config": {"version": "v3"}, "vocab": [{"rank": 0, "token_bytes": "AA=="}]}',
+            "is Mistral's tekken",
+        ),
+        (b'{"a": 0, "b": 1}', r"is a vocabulary \(vocab\.json\) without its merges; give `bytes`, a tok"),
+        (
+            b'{"tokenizer_class": "GPT2Tokenizer", "eos_token": "x"}',
+            r"a tokenizer \(tokenizer_config\.json\)",
+        ),
+        (b'{"added_tokens_decoder": {}}', r"describes a tokenizer \(tokenizer_config\.json\), and is none"),
+        (b'{"architectures": ["A"], "model_type": "a"}', r"describes a model \(config\.json\)"),
+        (b'{"eos_token": "</s>"}', r"names special tokens \(special_tokens_map\.json\)"),
+        (b'{"a": "b"}', "is JSON, and no tokenizer.json: it has no field 'model'"),
+        (b"#version: 0.2\nt h\n", r"is a list of merges \(merges\.txt\) without their vocabulary"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+            "fetch the file: git lfs pull",
+        ),
         (b"IQ== 0\nIg== x\n", "is not a tiktoken rank file"),
         (b"IQ== 0\nI@g== 1\n", "is not a tiktoken rank file"),
         (b"I@Q== 0\n", "expected a tokenizer, found something else"),
@@ -205,6 +224,25 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path, content: bytes, message: 
     assert str(path) in caught.value.detail
     with pytest.raises(UnreadableCorpus, match="cannot be read: No such file"):
         open_tokenizer(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "tekken.json", "."])
+def test_the_tokenizer_beside_another_file_of_a_model_is_named(tmp_path: Path, name: str) -> None:
+    tokenizer = write_tokenizer_json(tmp_path)
+    if name != ".":
+        (tmp_path / name).write_text('{"a": 0}')
+    with pytest.raises(UnreadableCorpus, match=f"; give {tokenizer}$"):
+        open_tokenizer(tmp_path / name)
+
+
+def test_a_tokenizer_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    for write in (write_tokenizer_json, write_ranks):
+        path = write(tmp_path)
+        ids = open_tokenizer(path).encode_batch(TEXTS)
+        marked = tmp_path / f"marked-{path.name}"
+        marked.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        found = open_tokenizer(marked).encode_batch(TEXTS)
+        assert [each.tolist() for each in found] == [each.tolist() for each in ids]
 
 
 @pytest.mark.parametrize(

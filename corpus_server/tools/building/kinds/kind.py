@@ -77,7 +77,7 @@ class Document(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How files of one kind are read and divided, and whether their documents have fields to keep.
+    """How files of one kind are read and divided, and whether their documents have fields to keep, or masks.
 
     `check` reads no more than a first document takes. `divide` is told the bytes of a slice, for files that
     may be cut anywhere.
@@ -87,6 +87,7 @@ class Kind(NamedTuple):
     check: Callable[[Slice, BuildOptions], object]
     divide: Callable[[Input, int], Iterable[Slice]] = lambda file, _: (file.whole(),)
     has_fields: bool = False
+    has_masks: bool = False  # as those with fields have
 
 
 def field_of(piece: Slice, options: BuildOptions) -> str:

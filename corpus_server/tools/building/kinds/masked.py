@@ -70,6 +70,11 @@ def with_mask(
                 f"{name!r} says that token {wrong[0]} is no target of training",
                 f"say --mask {named} to make a loss mask of it, or --mask {NO_MASK} to train on every token",
             )
+    if options.is_packed and stop - start < len(ids):
+        raise document.unreadable(
+            f"{_PADDING!r} says that {len(ids) - (stop - start)} of its {len(ids)} ids are padding",
+            "rows of running text have none: leave out --rows packed",
+        )
     mask = targets[start:stop].astype(np.uint8) if options.has_masks else None
     return document._replace(content=ids[start:stop], mask=mask)
 
@@ -88,7 +93,8 @@ def _targets(document: Document, name: str, values: NDArray[Any]) -> NDArray[np.
         return targets
     if not (is_one := values == 1).all() and (wrong := np.flatnonzero(~is_one & (values != 0))).size:
         what = f"expected 0 and 1 in {name!r}, got {values[wrong[0]]} at token {wrong[0]}"
-        raise document.unreadable(what, "a loss mask keeps one of the two for each token; round the weights")
+        remedy = f"a loss mask keeps one of the two for each token; round them, or say --mask {NO_MASK}"
+        raise document.unreadable(what, remedy)
     return np.asarray(is_one)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +18,13 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.litdata import dtype_name, read_index
 from corpus_server.corpus.formats.mds import Column, check_samples, read_columns
 from corpus_server.tools.building.job import BuildOptions, Slice
-from corpus_server.tools.building.kinds.kind import Document, Kind, field_of, opened
+from corpus_server.tools.building.kinds.kind import Document, Kind, field_of, no_field, opened
+from corpus_server.tools.building.kinds.masked import mask_fields, with_masks
 
 _U4: Final = np.dtype("<u4")
 # mosaicml-streaming `base/format/mds/encodings.py`: numbers of the types of values and of shapes
 _VALUES: Final = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 32: "u4", 33: "i4", 64: "u8", 65: "i8"}
+_ARRAYS: Final = ("ndarray", "bytes")  # encodings
 
 
 def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
@@ -31,20 +33,23 @@ def _read_mds(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     offsets = _offsets(data)
     check_samples(Path(piece.path), len(offsets) - 1)
     columns = read_columns(data[4 + offsets.nbytes : offsets[0]])
-    number, sizes = _column(columns, piece, options), [each.size for each in columns]
+    wanted, sizes = _wanted(columns, piece, options), [each.size for each in columns]
+    varying = sizes.count(None)
     for sample, (start, stop) in enumerate(pairwise(offsets.tolist())):
         # The sizes of the columns of varying size come first.
-        varying = iter(np.frombuffer(data, _U4, count=sizes.count(None), offset=start).tolist())
-        lengths = [next(varying) if size is None else size for size in sizes]
-        begin = start + _U4.itemsize * sizes.count(None) + sum(lengths[:number])
-        if begin + lengths[number] > stop:
+        counts = iter(np.frombuffer(data, _U4, count=varying, offset=start).tolist())
+        lengths = (next(counts) if size is None else size for size in sizes)
+        begins = list(accumulate(lengths, initial=start + _U4.itemsize * varying))
+        if begins[-1] > stop:
             raise ValueError(f"a sample of {stop - start} bytes is too short for its columns")
-        try:
-            content = _mds_value(data[begin : begin + lengths[number]], columns[number].encoding)
-        except (KeyError, IndexError, TypeError) as error:
-            name, encoding = columns[number].name, columns[number].encoding
-            raise ValueError(f"its column {name!r} is no {encoding}: {error!r}") from error
-        yield Document(piece.path, "sample", sample, content)
+        content, *masks = (
+            _mds_value(data[begins[number] : begins[number + 1]], columns[number]) for number in wanted
+        )
+        if not isinstance(content, str) and content.dtype.kind not in "iu":
+            raise ValueError(f"token ids are integers, not {content.dtype}")
+        document = Document(piece.path, "sample", sample, content)
+        named = {columns[number].name: [mask] for number, mask in zip(wanted[1:], masks, strict=True)}
+        yield from with_masks([document], named, options) if named else (document,)
 
 
 def _check_mds(piece: Slice, options: BuildOptions) -> None:
@@ -54,22 +59,37 @@ def _check_mds(piece: Slice, options: BuildOptions) -> None:
         offsets = file.read(_U4.itemsize * (1 + int.from_bytes(head, "little")))
         check_samples(Path(piece.path), int.from_bytes(head, "little"))
         begin = int.from_bytes(offsets[: _U4.itemsize], "little")
-        _column(read_columns(file.read(max(0, begin - len(head) - len(offsets)))), piece, options)
+        _wanted(read_columns(file.read(max(0, begin - len(head) - len(offsets)))), piece, options)
 
 
-def _column(columns: Sequence[Column], piece: Slice, options: BuildOptions) -> int:
-    """Return which column holds the documents; refuse one of another kind than the options say."""
-    name, names = field_of(piece, options), [each.name for each in columns]
-    if name not in names:
-        raise ValueError(f"has no column {name!r}, only {', '.join(map(repr, names))}")
+def _wanted(columns: Sequence[Column], piece: Slice, options: BuildOptions) -> list[int]:
+    """Return which column holds the documents, and those of their masks behind it.
+
+    A column of another kind than the options say is an error.
+    """
+    path, name, names = Path(piece.path), field_of(piece, options), [each.name for each in columns]
+    named = [name, *(options.mask if options.has_masks else ())]
+    if missing := [each for each in named if each not in names]:
+        raise unreadable(path, *no_field(missing[0], names, options))
     encoding = columns[names.index(name)].encoding
     if (encoding == "str") != (options.column is None):
         wanted = "text" if options.column is None else "token ids"
-        raise ValueError(f"its column {name!r} is {encoding}, expected {wanted}")
-    return names.index(name)
+        raise unreadable(path, f"its column {name!r} is {encoding}, expected {wanted}")
+    arrays = [each.name for each in columns if each.encoding.startswith(_ARRAYS)]
+    if wrong := [each for each in named[1:] if each not in arrays]:
+        encoding = columns[names.index(wrong[0])].encoding
+        raise unreadable(path, f"its column {wrong[0]!r} is {encoding}, expected an array of numbers")
+    return [names.index(each) for each in (name, *mask_fields(arrays, options))]
 
 
-def _mds_value(value: bytes, encoding: str) -> str | np.ndarray[Any, np.dtype[Any]]:
+def _mds_value(value: bytes, column: Column) -> str | np.ndarray[Any, np.dtype[Any]]:
+    try:
+        return _decoded(value, column.encoding)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"its column {column.name!r} is no {column.encoding}: {error!r}") from error
+
+
+def _decoded(value: bytes, encoding: str) -> str | np.ndarray[Any, np.dtype[Any]]:
     kind, *arguments = encoding.split(":")
     if kind == "str":
         return value.decode()
@@ -82,8 +102,6 @@ def _mds_value(value: bytes, encoding: str) -> str | np.ndarray[Any, np.dtype[An
         dtype, at = np.dtype(f"<{_VALUES[value[0]]}"), 1
     if len(arguments) < 2:  # the number of axes and the type of their lengths share a byte
         at += 1 + (value[at] >> 2) * 2 ** (value[at] % 4)
-    if dtype.kind not in "iu":
-        raise TypeError(f"token ids are integers, not {dtype}")
     return np.frombuffer(value, dtype.newbyteorder("<"), offset=at)
 
 
@@ -96,13 +114,20 @@ def _litdata_config(piece: Slice, options: BuildOptions) -> tuple[dict[str, Any]
         raise unreadable(path, "is no chunk that an index.json of litData lists", "serve it as it is")
     if options.column is None:
         raise unreadable(path, "holds token ids", "say --column tokens")
+    if dtype_name(config["data_format"]) is None:
+        what = f"its items are {', '.join(config['data_format'])}, expected one array of token ids"
+        raise unreadable(path, what, "write JSON lines or Parquet, which may have masks beside the ids")
+    if config.get("encryption"):
+        raise unreadable(path, "is encrypted, as index.json says", "decrypt it first")
+    if (level := config.get("compression_level")) in ("sample", "batch"):
+        what = f"its items are compressed (compression_level {level!r}), and not the chunk as a whole"
+        raise unreadable(path, what, 'write it anew with compression_level="chunk", or without compression')
     return config, chunks[path.name].dim is not None
 
 
 def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
     config, is_flat = _litdata_config(piece, options)
-    if (dtype := dtype_name(config["data_format"])) is None:
-        raise ValueError(f"its items are {', '.join(config['data_format'])}, expected one array of token ids")
+    dtype = np.dtype(dtype_name(config["data_format"]))
     with opened(piece.path) as file:
         data = file.read()
     for number, (start, stop) in enumerate(pairwise(_offsets(data).tolist())):
@@ -125,5 +150,5 @@ def _offsets(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     return offsets
 
 
-MDS: Final = Kind(_read_mds, _check_mds)
+MDS: Final = Kind(_read_mds, _check_mds, has_masks=True)
 LITDATA: Final = Kind(_read_litdata, _litdata_config)

@@ -128,7 +128,8 @@ def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
             raise unreadable(path, f"expected lists of messages in column {name!r}, got {found}")
         _check_kept(path, schema, options)
         return name
-    if options.column is not None and not (is_list and types.is_integer(found.value_type)):
+    holds_ids = is_list and (types.is_integer(found.value_type) or types.is_null(found.value_type))
+    if options.column is not None and not (holds_ids or types.is_null(found)):  # of null if all are empty
         raise unreadable(path, f"expected lists of integers in column {name!r}, got {found}")
     text = found.value_type if types.is_dictionary(found) else found
     if options.column is None and not any(check(text) for check in _texts(types)):
@@ -208,11 +209,16 @@ def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator
                     continue
             yield Document(path, "row", number, text or "")
         return
+    arrow = pyarrow(path)
+    if arrow.types.is_null(column.type):
+        column = column.cast(arrow.list_(arrow.uint32()))
     lengths = _lengths(column)
     values = column.flatten()
     if values.null_count:
         what = f"rows {first} to {first + len(column)}: a list of token ids holds a null"
         raise unreadable(Path(path), what)
+    if arrow.types.is_null(values.type):
+        values = values.cast(arrow.uint32())
     flat, stops = values.to_numpy(), np.cumsum(lengths)
     for number, (stop, length) in enumerate(zip(stops.tolist(), lengths.tolist(), strict=True), first):
         yield Document(path, "row", number, flat[stop - length : stop])

@@ -69,14 +69,21 @@ def _decoded(path: str) -> Iterator[str]:
     with opened(path) as file:
         while (data := file.read(_READ_BYTES)) or decoder.getstate()[0]:
             begin = position - len(decoder.getstate()[0])
+            if position == 0 and _is_utf16(data[:64]):
+                raise unreadable(Path(path), "is UTF-16", _TO_UTF8)
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                is_utf16 = position == 0 and data.startswith(_UTF16)
-                what = "is UTF-16" if is_utf16 else f"byte {begin + error.start}: is not UTF-8"
+                what = f"byte {begin + error.start}: is not UTF-8"
                 raise unreadable(Path(path), what, _TO_UTF8) from error
             yield text.removeprefix(_BYTE_ORDER_MARK) if is_first else text
             position, is_first = position + len(data), is_first and not text
+
+
+def _is_utf16(head: bytes) -> bool:
+    """Tell whether a text has the byte order mark of UTF-16, or a NUL beside each character of ASCII."""
+    low, high = sorted((head[0::2], head[1::2]), key=any)
+    return head.startswith(_UTF16) or (len(head) > 2 and not any(low) and all(high))
 
 
 def one_document(

@@ -54,7 +54,7 @@ def write(request: pytest.FixtureRequest) -> Callable[..., Path]:
 def built(source: Path, **options: Any) -> tuple[list[int], list[int] | None]:
     """Return the tokens of a corpus that is built of a source, and its loss mask."""
     out = source.parent / f"out-{len(list(source.parent.iterdir()))}"
-    build_here([source], out, column="input_ids", eot=END, **options)
+    build_here([source], out, column="input_ids", eot=END, **{"rows": "documents", **options})
     assert verify(spec_of(out)).ok
     with open_corpus(out) as corpus:
         (shard,) = corpus.shards
@@ -78,7 +78,6 @@ def test_padding_is_left_out_and_labels_become_the_loss_mask(
     assert tokens == joined([[*row, END] for row in PADDED])
     assert mask == joined([[int(label != -100) for label in row] + [0] for row in LABELS])
     assert built(source, mask=("none",)) == (tokens, None)
-    tokens, mask = built(source, mask=("attention_mask",)) if False else both
     with pytest.raises(
         UnreadableCorpus, match=r"'labels' says that token 0 is no target.*--mask attention_mask,labels"
     ):

@@ -1,8 +1,8 @@
 """Random folders of inputs by real writers: the documents of a naive reading, or a refusal with a reason.
 
-MDS shards and folders of `save_to_disk` are written by mosaicml-streaming and datasets where these are
-installed, else by their layouts, as litData's chunks and Megatron's files are. CORPUS_FOLDERS says how many
-folders are tried.
+MDS shards, litData's chunks, Megatron's files and folders of `save_to_disk` are written by
+mosaicml-streaming, litdata, megatron-core and datasets where these are installed, else by their layouts.
+CORPUS_FOLDERS says how many folders are tried.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 import shutil
 import struct
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
@@ -31,7 +32,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from corpus_server.corpus import Corpus
@@ -43,6 +44,8 @@ from tests.corpora import open_corpus, write_megatron
 from tests.server.tools.building.sources import in_this_process
 
 NUM_FOLDERS = int(os.environ.get("CORPUS_FOLDERS", "60"))
+# A long run ends with its first failure as it was found: to shrink it takes minutes.
+PHASES = tuple(Phase) if NUM_FOLDERS <= 60 else (Phase.generate,)
 EOT = 256
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -58,7 +61,8 @@ Rows = Sequence[Any]
 def _library(name: str) -> Any:
     """Return a library that writes files, None if it is not installed with what it needs."""
     try:
-        return import_module(name)
+        with warnings.catch_warnings(action="ignore"):
+            return import_module(name)
     except ImportError:
         return None
 
@@ -140,7 +144,7 @@ def write_saved(folder: Path, rows: Rows, draw: random.Random) -> None:
 def write_mds(folder: Path, rows: Rows, draw: random.Random) -> None:
     is_text = isinstance(rows[0], str)
     encoding = "str" if is_text else "ndarray:int32"
-    if (library := _library("streaming")) is not None:
+    if (library := _library("streaming")) is not None and all(map(len, rows)):
         writer = library.MDSWriter
         compression = draw.choice([None, "zstd"])
         with writer(
@@ -176,6 +180,19 @@ def write_mds(folder: Path, rows: Rows, draw: random.Random) -> None:
 
 
 def write_litdata(folder: Path, rows: Rows, draw: random.Random) -> None:
+    if (library := _library("litdata.streaming.writer")) is not None and all(map(len, rows)):
+        loader = draw.choice(["TokensLoader", "PyTreeLoader"])
+        made = library.BinaryWriter(
+            str(folder),
+            chunk_bytes=200,
+            item_loader=getattr(_library("litdata.streaming.item_loader"), loader)(),
+            **draw.choice([{}, {"compression": "zstd", "compression_level": "chunk"}]),
+        )
+        for number, row in enumerate(rows):
+            made[number] = np.array(row, "i4")
+        made.done()
+        made.merge()
+        return
     folder.mkdir()
     data = [np.array(row, "<i4").tobytes() for row in rows]
     offsets = (8 + 4 * len(rows) + np.cumsum([0, *map(len, data)])).tolist()
@@ -232,11 +249,11 @@ def damage(folder: Path, draw: random.Random) -> str | None:
         if kind == "missing":
             draw.choice(beside).unlink()
         else:
-            shutil.copy(beside[0], beside[0].with_name(f"chunk-9{beside[0].suffix}"))
+            shutil.copy(beside[0], beside[0].with_name(f"chunk-9{''.join(beside[0].suffixes)}"))
     return kind
 
 
-@settings(max_examples=NUM_FOLDERS, suppress_health_check=list(HealthCheck))
+@settings(max_examples=NUM_FOLDERS, suppress_health_check=list(HealthCheck), phases=PHASES)
 @given(st.data())
 def test_a_folder_gives_the_documents_of_a_naive_reading_or_a_reason(data: st.DataObject) -> None:
     draw = random.Random(data.draw(st.integers(0, 2**32)))
@@ -263,7 +280,7 @@ def test_a_folder_gives_the_documents_of_a_naive_reading_or_a_reason(data: st.Da
         options = choose_options(
             tokenizer=None if of_ids else "bytes",
             eot=EOT if of_ids else 0,
-            **({"column": "doc"} if of_ids else {"text_field": "doc"}),
+            **({"column": "doc", "rows": "documents"} if of_ids else {"text_field": "doc"}),
         )
         naive = [row for name in sorted(expected, key=natural_key) for row in expected[name]]
         whole = [[*(row if of_ids else row.encode()), options.eot] for row in naive if len(row)]
@@ -286,13 +303,138 @@ def test_a_folder_gives_the_documents_of_a_naive_reading_or_a_reason(data: st.Da
         assert sum(built.reading.documents_left_out.values()) == len(naive) - len(whole)
 
 
-@settings(max_examples=max(10, NUM_FOLDERS // 10), suppress_health_check=list(HealthCheck))
+def write_columns(path: Path, columns: dict[str, Rows], draw: random.Random) -> None:
+    """Write rows with several lists of one length, in any layout that holds such."""
+    if path.suffix == ".jsonl":
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif path.suffix == ".mds":
+        with _library("streaming").MDSWriter(
+            out=str(path.parent / "mds"), columns=dict.fromkeys(columns, "ndarray:int32"), size_limit=300
+        ) as out:
+            for row in zip(*columns.values(), strict=True):
+                out.write({name: np.array(value, "i4") for name, value in zip(columns, row, strict=True)})
+    else:
+        table = pa.table({name: pa.array(rows, pa.list_(pa.int32())) for name, rows in columns.items()})
+        if path.suffix == ".parquet":
+            pq.write_table(table, path, row_group_size=draw.choice([1, 3, 1000]))
+        else:
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table, max_chunksize=draw.choice([1, 2, 1000]))
+
+
+def tokens_and_mask(folder: Path) -> tuple[list[int], list[int]]:
+    with Corpus.open(spec_of(folder)) as corpus:
+        masks = (shard.mask.tokens if shard.mask else np.ones(shard.num_tokens) for shard in corpus.shards)
+        tokens = (shard.tokens for shard in corpus.shards)
+        return np.concatenate([*tokens]).tolist(), np.concatenate([*masks]).astype(int).tolist()
+
+
+@settings(max_examples=max(10, NUM_FOLDERS // 5), suppress_health_check=list(HealthCheck), phases=PHASES)
+@given(st.data())
+def test_padded_rows_give_the_tokens_and_masks_of_a_naive_reading(data: st.DataObject) -> None:
+    draw = random.Random(data.draw(st.integers(0, 2**32)))
+    rows = data.draw(st.lists(st.lists(st.integers(0, 255), max_size=6), min_size=1, max_size=9))
+    targets = [[data.draw(st.booleans()) for _ in row] for row in rows]
+    length, pad = 8, data.draw(st.sampled_from([0, EOT]))
+    left = data.draw(st.booleans())
+
+    def padded(row: Sequence[int], value: int) -> list[int]:
+        more = [value] * (length - len(row))
+        return [*more, *row] if left else [*row, *more]
+
+    columns = {
+        "doc": [padded(row, pad) for row in rows],
+        "attention_mask": [padded([1] * len(row), 0) for row in rows],
+        "labels": [
+            padded([token if is_target else -100 for token, is_target in zip(row, its, strict=True)], -100)
+            for row, its in zip(rows, targets, strict=True)
+        ],
+    }
+    kinds = [".jsonl", ".parquet", ".arrow", *([".mds"] if _library("streaming") else [])]
+    named = data.draw(st.sets(st.sampled_from(["attention_mask", "labels"])))
+    with tempfile.TemporaryDirectory() as made:
+        (Path(made) / "in").mkdir()
+        write_columns(Path(made) / "in" / f"a{data.draw(st.sampled_from(kinds))}", columns, draw)
+        options = choose_options(
+            tokenizer=None, eot=EOT, column="doc", mask=tuple(sorted(named)), rows="documents"
+        )
+        try:
+            build([f"{made}/in"], Path(made) / "out", options, in_this_process)
+        except CorpusServerError as error:
+            missing = {"attention_mask", "labels"} - named
+            reason = str(error)
+            assert (missing and "no target" in reason) or not any(rows), reason
+            return
+        found = tokens_and_mask(Path(made) / "out")
+    expected: list[tuple[int, int]] = []
+    for row, its in zip(rows, targets, strict=True):
+        pairs = list(zip(row, map(int, its), strict=True))
+        if "attention_mask" not in named:  # then labels leave out all of the padding, or the row is whole
+            pairs = [
+                (token, int(label != -100))
+                for token, label in zip(
+                    padded(row, pad), padded([0 if each else -100 for each in its], -100), strict=True
+                )
+            ]
+        if not pairs:
+            continue
+        expected += pairs
+        if pairs[-1][0] != EOT:
+            expected.append((EOT, pairs[-1][1]))
+    if not named or named == {"attention_mask"}:
+        expected = [(token, 1) for token, _ in expected]
+    assert list(zip(*found, strict=True)) == expected
+
+
+@settings(max_examples=max(10, NUM_FOLDERS // 5), suppress_health_check=list(HealthCheck), phases=PHASES)
+@given(st.data())
+def test_packed_rows_give_the_text_and_documents_of_a_naive_reading(data: st.DataObject) -> None:
+    draw = random.Random(data.draw(st.integers(0, 2**32)))
+    length = data.draw(st.integers(1, 9))
+    with tempfile.TemporaryDirectory() as made:
+        text: list[int] = []
+        (Path(made) / "in").mkdir()
+        for number in range(data.draw(st.integers(1, 3))):
+            tokens = data.draw(st.lists(st.sampled_from([1, 2, 3, EOT]), min_size=1, max_size=40))
+            rows = [tokens[start : start + length] for start in range(0, len(tokens), length)]
+            suffix = data.draw(st.sampled_from(sorted(FILES)))
+            FILES[suffix](Path(made) / "in" / f"a{number}{suffix}", rows, draw)
+            text += tokens
+        shard_tokens = data.draw(st.integers(1, 60))
+        options = choose_options(
+            tokenizer=None, eot=EOT, column="doc", rows="packed", shard_tokens=shard_tokens
+        )
+        build([f"{made}/in"], Path(made) / "out", options, in_this_process)
+        with Corpus.open(spec_of(Path(made) / "out")) as corpus:
+            assert np.concatenate([shard.tokens for shard in corpus.shards]).tolist() == text
+            assert corpus.num_documents is not None
+            ends = {corpus.document_range(number)[1] for number in range(corpus.num_documents)}
+            borders = {at + 1 for at, token in enumerate(text) if token == EOT}
+            cuts = set(np.cumsum([shard.num_tokens for shard in corpus.shards]).tolist())
+            assert ends == borders | cuts
+            assert max(shard.num_tokens for shard in corpus.shards) <= shard_tokens
+
+
+@settings(max_examples=max(10, NUM_FOLDERS // 10), suppress_health_check=list(HealthCheck), phases=PHASES)
 @given(st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=9), min_size=1, max_size=9), st.data())
 def test_megatron_files_are_served_as_their_writer_wrote_them_or_refused(
     documents: list[list[int]], data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as made:
-        write_megatron(Path(made) / "x", documents)
+        library = _library("megatron.core.datasets.indexed_dataset")
+        if library is None:
+            write_megatron(Path(made) / "x", documents)
+        else:
+            import torch
+
+            dtype = data.draw(st.sampled_from(["uint16", "int32"]))
+            builder = library.IndexedDatasetBuilder(f"{made}/x.bin", dtype=np.dtype(dtype).type)
+            for document in documents:  # of two sequences, one of which may be empty
+                middle = data.draw(st.integers(0, len(document)))
+                with warnings.catch_warnings(action="ignore"):
+                    builder.add_document(torch.tensor(document), [middle, len(document) - middle])
+            builder.finalize(f"{made}/x.idx")
         with open_corpus(made) as corpus:
             tokens = np.concatenate([shard.tokens for shard in corpus.shards]).tolist()
             ranges = [corpus.document_range(number) for number in range(corpus.num_documents or 0)]

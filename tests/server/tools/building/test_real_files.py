@@ -25,6 +25,7 @@ from corpus_server.tools.building.manifest import spec_of
 from corpus_server.tools.building.sources import check_first, plan_parts, read_documents
 from corpus_server.tools.viewing.attach import attach
 from corpus_server.user_files import parse_toml, read_small_file
+from tests.server.tools.building.built import tokens_of
 from tests.server.tools.building.sources import build_here, lines
 from tests.server.tools.building.test_kept import metadata_of
 
@@ -341,6 +342,16 @@ def test_lists_of_ids_of_every_type(tmp_path: Path, kind: Any, dtype: Any) -> No
         pa.table({"ids": pa.array([[1, 2], None, [3, 9]], pa.list_(pa.int32(), 2))}), tmp_path / "c.parquet"
     )
     assert read(tmp_path / "c.parquet", column="ids") == [[1, 2], [], [3, 9]]
+
+
+@pytest.mark.parametrize("rows", [[[], [], None], [None, None]])
+def test_a_column_of_empty_lists_holds_no_ids(tmp_path: Path, rows: list[Any]) -> None:
+    """`datasets` gives the shard of such rows the type `list<null>`."""
+    (tmp_path / "in").mkdir()
+    for name, some in (("a", rows), ("b", [[1, 2]])):
+        pq.write_table(pa.table({"ids": pa.array(some)}), tmp_path / "in" / f"{name}.parquet")
+    build_here([tmp_path / "in"], tmp_path / "out", column="ids", eot=9)
+    assert tokens_of(tmp_path / "out").tolist() == [1, 2, 9]
 
 
 def test_a_list_of_texts_is_no_document(tmp_path: Path) -> None:

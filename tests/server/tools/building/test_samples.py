@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.tools.building.inputs import find_inputs
 from corpus_server.tools.building.job import BuildOptions
-from corpus_server.tools.building.sources import plan_parts, read_documents
+from corpus_server.tools.building.sources import check_first, plan_parts, read_documents
 
 REAL = Path(__file__).parents[2] / "corpus/formats/real"
 EXPECTED = json.loads((REAL / "expected.json").read_text())
@@ -36,7 +37,7 @@ def flat(rows: list[list[int]]) -> list[int]:
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name.startswith(("mds_", "litdata_"))])
 def test_files_by_the_real_writers_give_their_tokens(name: str) -> None:
     """Those that are refused for mapping, too: their tokens are the ones of the same documents mapped."""
-    found = read(REAL / name)
+    found = read(REAL / name, replace(IDS, mask=("none",)))  # its `attention_mask` holds any numbers
     same = name
     if "tokens" not in EXPECTED[name]:
         same = name.split("_")[0] + "_uint16" if name.startswith("mds") else "litdata_tensor_uint16"
@@ -84,7 +85,7 @@ def shard(columns: list[tuple[str, str, bytes]], keys: int = 3) -> bytes:
         (shard([("tokens", "str", b"x")]), IDS, "'tokens' is str, expected token ids"),
         (shard([("text", "bytes", bytes(8))]), TEXT, "'text' is bytes, expected text"),
         (shard([("tokens", "pkl", b"x")]), IDS, "its column is pkl, expected"),
-        (shard([("other", "bytes", b"x")]), IDS, "has no column 'tokens', only 'other'"),
+        (shard([("other", "bytes", b"x")]), IDS, "has no field 'tokens', only 'other'"),
         (shard([("tokens", "bytes", bytes(8))])[:-1], IDS, "its samples end at byte"),
         (b"\1", IDS, "end inside the header"),
         (shard([("tokens", "bytes", bytes(8))], keys=2), IDS, "its config is damaged: KeyError"),
@@ -107,6 +108,26 @@ def test_a_raw_token_file_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(bytes(8))
     with pytest.raises(UnreadableCorpus, match=r"no chunk that an index\.json of litData lists; serve it"):
         read(tmp_path / "train.bin")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"compression": "zstd", "compression_level": "batch"}, r"compressed \(compression_level 'batch'\)"),
+        ({"compression": "zstd", "compression_level": "sample"}, r"'sample'\), and not the chunk as a whole"),
+        ({"encryption": {"algorithm": "rsa"}}, "is encrypted, as index.json says; decrypt it first"),
+        ({"data_format": ["no_header_numpy:3", "no_header_numpy:3"]}, "expected one array of token ids"),
+    ],
+)
+def test_chunks_of_other_items_are_refused_before_any_work(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    shutil.copytree(REAL / "litdata_trees", tmp_path / "c")
+    index = json.loads((tmp_path / "c" / "index.json").read_text())
+    index["config"] |= config
+    (tmp_path / "c" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UnreadableCorpus, match=message):
+        check_first(find_inputs([str(tmp_path / "c")]).inputs, IDS)
 
 
 def test_a_chunk_holds_no_text(tmp_path: Path) -> None:

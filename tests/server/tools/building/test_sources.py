@@ -342,6 +342,13 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
         read(tmp_path / "a.txt", IDS)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_is_named_also_where_it_is_valid_utf8(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.txt").write_bytes("hello\n".encode(encoding))
+    with pytest.raises(UnreadableCorpus, match=r"a\.txt: is UTF-16; convert it with iconv -t UTF-8"):
+        read(tmp_path / "a.txt")
+
+
 def refusal(*named: Path | str, include: Sequence[str] = ()) -> str:
     with pytest.raises((UnreadableCorpus, InvalidParameter)) as caught:
         find_inputs([str(each) for each in named], include)
