@@ -1,7 +1,7 @@
 """Draw the charts of the docs, from the newest dated results: `.venv/bin/python -m scripts.charts`.
 
-Each is one SVG in docs/images with the colours of the reader's system, and says in words what it shows. A test
-holds the files to the results, and the docs to the texts.
+Each is one SVG in docs/images with the colours of the reader's system, and says in words what it shows.
+A test holds the files to the results, and the docs to the texts.
 """
 
 from __future__ import annotations

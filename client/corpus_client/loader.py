@@ -22,6 +22,7 @@ from corpus_client.observe.recorder import Recorder, write_trace
 from corpus_client.plan import receipts, trainers
 from corpus_client.plan.document import (
     MAX_STEP,
+    CorpusArgument,
     OrderArgument,
     PlanArgument,
     integer,
@@ -88,7 +89,7 @@ class CorpusLoader(PlanLoader[Batch]):
         self,
         urls: str | Sequence[str],
         *,
-        corpus: str | None = None,
+        corpus: CorpusArgument | None = None,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
         seed: int = 0,

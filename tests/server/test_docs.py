@@ -58,9 +58,8 @@ def test_the_picture_of_a_bounded_shuffle_is_that_of_the_code(tmp_path: Path) ->
         plan = catalog.bind(Plan.from_json({"seq_len": 1, "seed": 0, "order": order, "stages": stages}))
         windows = plan.sampler.locate(0)[0][:, 1].tolist()
     drawn = chapter((ROOT / "docs" / "plans.md").read_text(), "Bounded shuffle")
-    assert [
-        int(each) for each in re.findall(r"\d+", drawn.partition("\n    window ")[2].partition("\n")[0])
-    ] == windows
+    line = drawn.partition("\n    window ")[2].partition("\n")[0]
+    assert [int(each) for each in re.findall(r"\d+", line)] == windows
     groups = drawn.partition("blocks of the group ")[2].partition("\n")[0].split("|")
     sizes = [len(part.split()) for part in line.split("|")]
     assert sum(sizes) == 10

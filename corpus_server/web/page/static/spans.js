@@ -5,7 +5,7 @@ import { h, visible, corpusAddress, rowDocument } from "./dom.js";
 // What the marks of a text mean, of those that it has.
 export function legend(list) {
   return [
-    list.some((span) => span.document !== null) ? h("span", {}, h("span", { class: "document" }, "7"), "a document begins; its shade alternates") : null,
+    list.some((span) => span.document !== null) ? h("span", {}, h("span", { class: "document" }, "N"), "a document begins; its shade alternates") : null,
     list.some((span) => span.is_eot) ? h("span", {}, h("span", { class: "eot" }, "\u27e8end of text\u27e9"), " ends a document") : null,
     list.some((span) => span.is_target === false) ? h("span", {}, h("span", { class: "masked" }, "like this"), ": a loss mask leaves these tokens out of the loss") : null,
   ].filter((each) => each !== null);
