@@ -141,13 +141,9 @@ class Catalog(Closing):
         """Return the gatherer over one corpus's shards."""
         return self._gatherers[self.corpus(name).name]
 
-    def bind(self, plan: Plan, parent: BoundPlan | None = None, budget: Budget | None = None) -> BoundPlan:
-        """Bind a plan to the open corpora, see `fit`.
-
-        Args:
-            parent: the plan that this one continues, bound here.
-        """
-        return self.fit(plan, budget or Budget()).bind(parent)
+    def bind(self, plan: Plan, budget: Budget) -> BoundPlan:
+        """Bind a plan to the open corpora, see `fit`."""
+        return self.fit(plan, budget).bind()
 
     def fit(self, plan: Plan, budget: Budget, *, is_kept: bool = True) -> Fitted:
         """Find the corpora of a plan: add the fingerprints it lacks, check those it has; build its tables.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import xxhash
 
-from corpus_server.admission.request import ANYONE, Caller
+from corpus_server.admission.request import Caller
 from corpus_server.catalog import Catalog
 from corpus_server.errors import Forbidden, UnknownPlan
 from corpus_server.plan import Plan
@@ -72,7 +72,7 @@ class KnownPlans:
                 self._plans.move_to_end(plan_id)
             return self._plans.get(plan_id)
 
-    def by_id(self, plan_id: str, caller: Caller = ANYONE, budget: Budget | None = None) -> BoundPlan:
+    def by_id(self, plan_id: str, caller: Caller, budget: Budget) -> BoundPlan:
         """Return a plan that this process, or a worker beside it, has seen; reads the store.
 
         Args:
@@ -82,13 +82,12 @@ class KnownPlans:
             Forbidden: the caller may not read one of its corpora.
             UnknownPlan: nobody here has seen it.
             InvalidParameter: several ids begin so.
-            UnknownCorpus, FingerprintMismatch, InvalidPlan: see `Catalog.bind`.
+            UnknownCorpus, FingerprintMismatch, InvalidPlan: see `Catalog.fit`.
         """
         if len(plan_id) < ID_DIGITS:
             return self._by_prefix(plan_id, caller, budget)
         if (bound := self._allowed(plan_id, caller)) is not None:
             return bound
-        budget = budget or Budget()
         if (document := self._store.document(plan_id)) is not None:
             plan = self._parsed(document, budget)
             assert isinstance(plan, Plan)
@@ -98,7 +97,7 @@ class KnownPlans:
             raise _unknown("plan", plan_id)
         return self._restored(links, caller, budget)
 
-    def _by_prefix(self, prefix: str, caller: Caller, budget: Budget | None) -> BoundPlan:
+    def _by_prefix(self, prefix: str, caller: Caller, budget: Budget) -> BoundPlan:
         with self._lock:
             found = {each for each in self._plans if each.startswith(prefix)}
         plans = {}
@@ -110,41 +109,43 @@ class KnownPlans:
     def keep_document(
         self,
         body: bytes | bytearray,
-        caller: Caller = ANYONE,
-        budget: Budget | None = None,
+        caller: Caller,
+        budget: Budget,
         *,
         keep: bool = True,
         run: str = "",
-    ) -> BoundPlan:
+    ) -> tuple[BoundPlan, BoundPlan | None]:
         """Bind the plan of a posted document, remember it, and keep it in the store.
 
         Args:
             keep: else the plan is only bound, as if it had never been posted.
             run: the name of the run that posts it.
 
+        Returns:
+            The plan, and the one that it continues if it does.
+
         Raises:
             Forbidden: the caller may not read one of its corpora.
             InvalidPlan: the document is not a plan, or does not fit the corpora.
-            UnknownCorpus, FingerprintMismatch: see `Catalog.bind`.
+            UnknownCorpus, FingerprintMismatch: see `Catalog.fit`.
         """
-        return self._kept(body, caller, budget or Budget(), keep=keep, run=run)[0]
+        parsed, parent = self._parsed(body, budget), None
+        plan: Plan
+        if isinstance(parsed, Link):
+            parent = self._parent(parsed.parent, caller, budget)
+            plan = Continued.of(parent.plan, parsed, is_kept=keep)
+        else:
+            plan = parsed
+        bound = self._bind(plan, caller, budget, parent, size=len(body), is_kept=keep, is_remembered=False)
+        if not keep:
+            return bound, parent
+        self._store.add(bound.plan.root, owner=caller.name, max_owned=caller.limits.max_plans, run=run)
+        if isinstance(bound.plan, Continued):
+            add_links(self._store, bound.plan, owner=caller.name, max_owned=caller.limits.max_plans)
+            bound.plan.forget_links()
+        return self._remember(bound), parent
 
-    def describe_document(
-        self,
-        body: bytes | bytearray,
-        caller: Caller = ANYONE,
-        budget: Budget | None = None,
-        *,
-        keep: bool = True,
-        run: str = "",
-    ) -> bytes:
-        """Do the same, and return the plan's description; of what continues a plan, only what it adds."""
-        bound, parent = self._kept(body, caller, budget or Budget(), keep=keep, run=run)
-        return bound.to_json(parent)
-
-    def spelled(
-        self, spelling: Mapping[str, Any], caller: Caller = ANYONE, budget: Budget | None = None
-    ) -> BoundPlan:
+    def spelled(self, spelling: Mapping[str, Any], caller: Caller, budget: Budget) -> BoundPlan:
         """Return the plan that is spelled inline; its id can be asked for while it is in memory.
 
         Args:
@@ -155,7 +156,7 @@ class KnownPlans:
             plan_id = self._ids.get(key)
         if plan_id is not None and (bound := self._allowed(plan_id, caller)) is not None:
             return bound
-        bound = self._bind(Plan.spelled(spelling), caller, budget or Budget(), is_kept=False)
+        bound = self._bind(Plan.spelled(spelling), caller, budget, is_kept=False)
         with self._lock:
             self._ids[key] = bound.plan.id
             if len(self._ids) > self._max_plans:
@@ -174,26 +175,6 @@ class KnownPlans:
                     self._plans.pop(plan_id, None)
                 return None
         return bound
-
-    def _kept(
-        self, body: bytes | bytearray, caller: Caller, budget: Budget, *, keep: bool, run: str
-    ) -> tuple[BoundPlan, BoundPlan | None]:
-        """Return the bound plan of a posted document, and that which it continues if it does."""
-        parsed, parent = self._parsed(body, budget), None
-        plan: Plan
-        if isinstance(parsed, Link):
-            parent = self._parent(parsed.parent, caller, budget)
-            plan = Continued.of(parent.plan, parsed, is_kept=keep)
-        else:
-            plan = parsed
-        bound = self._bind(plan, caller, budget, parent, size=len(body), is_kept=keep, is_remembered=False)
-        if not keep:
-            return bound, parent
-        self._store.add(bound.plan.root, owner=caller.name, most=caller.limits.max_plans, run=run)
-        if isinstance(bound.plan, Continued):
-            add_links(self._store, bound.plan, owner=caller.name, most=caller.limits.max_plans)
-            bound.plan.forget_links()
-        return self._remember(bound), parent
 
     def _parent(self, plan_id: str, caller: Caller, budget: Budget) -> BoundPlan:
         """Return a plan that is to be continued."""

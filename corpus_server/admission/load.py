@@ -292,11 +292,6 @@ class Load:
         finally:
             self._body_bytes -= counted
 
-    def check_size(self, size_bytes: int, parameter: str) -> None:
-        """Raise ResponseTooLarge above `max_response_bytes`, before anything of the response is computed."""
-        remedy = f"a smaller {parameter}, or --max-response-bytes when starting the server"
-        _check("a response", size_bytes, self.settings.max_response_bytes, "bytes", parameter, remedy)
-
     def check_shards(self, size_bytes: int) -> None:
         """Raise ResponseTooLarge if the staged shards of a response exceed the cache."""
         remedy = "ask for fewer steps, or give a larger --cache-bytes when starting the server"

@@ -14,12 +14,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, RequestHead
 from corpus_server.cli.server import Asked
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.responses import questions  # noqa: F401 - registers what can be asked
+from corpus_server.responses.forms import plan_description
 from corpus_server.responses.problem import invalid_parameter
 from corpus_server.responses.question import QUESTIONS
+from corpus_server.responses.response import Response
 from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.work import Budget
@@ -38,7 +40,8 @@ class Files(Asked):
         if path == "/v1/corpora":
             return {"corpora": [{"name": name} for name in self._service.catalog.corpora]}
         if body is not None:
-            return json.loads(self._service.plans.describe_document(body))
+            bound, parent = self._service.plans.keep_document(body, ANYONE, Budget())
+            return _read(plan_description(bound, Budget(), parent))
         asked = ((each, each.named_in(path)) for each in QUESTIONS)
         question, named = next((each, named) for each, named in asked if named is not None)
         try:
@@ -46,8 +49,13 @@ class Files(Asked):
         except ValidationError as error:
             raise invalid_parameter(error.errors()) from error
         budget = Budget(question.limits)
-        made = question.make(service=self._service, request=_REQUEST, query=given, budget=budget, **named)
-        return json.loads(b"".join(bytes(part) for group in made.body for part in group))
+        return _read(
+            question.make(service=self._service, request=_REQUEST, query=given, budget=budget, **named)
+        )
+
+
+def _read(response: Response) -> Any:
+    return json.loads(b"".join(bytes(part) for group in response.body for part in group))
 
 
 @contextmanager

@@ -198,7 +198,7 @@ def diff(
             query: dict[str, Any] = {"other": other.id, "steps": steps}
             response = known.ask(f"/v1/plans/{one.id}/diff", **query)
         else:
-            fields = [dataclasses.asdict(change) for change in changed_fields(one, other)]
+            fields = [dataclasses.asdict(change) for change in changed_fields(one, other, Budget())]
             compared = _compare(one, other, corpora, steps, max_rows) if corpora else {"rows": None}
             response = {"a": one.id, "b": other.id, "fields": fields, **compared}
     rows = response["rows"]
@@ -235,10 +235,10 @@ def _bind(plan: Plan, catalog: Catalog) -> BoundPlan:
                 f"plan {plan.id[:SHORT_ID]} reads corpus {name!r}: name it with --corpus {name}=PATH",
                 parameter="corpus",
             )
-    catalog.bind(plan)
+    catalog.bind(plan, Budget())
     # The same kind of fingerprint in both plans: two kinds of one content are no difference.
     fingerprints = {name: catalog.corpora[name].fingerprint for name in plan.sources}
-    return catalog.bind(plan.bind(fingerprints))
+    return catalog.bind(plan.bind(fingerprints), Budget())
 
 
 def _fields(response: dict[str, Any]) -> Table:

@@ -10,10 +10,11 @@ from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
 from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
@@ -22,7 +23,7 @@ from corpus_server.corpus.formats.registry import data_path, find_mask
 from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.metadata.files import metadata_files
 from corpus_server.corpus.selection import ShardFile, list_shards, missing_numbers
-from corpus_server.corpus.shards import Shard, contents, open_runs
+from corpus_server.corpus.shards import Shard, ShardDescription, contents, open_runs
 from corpus_server.corpus.tokenizers import (
     Tokenizer,
     built_with,
@@ -31,10 +32,58 @@ from corpus_server.corpus.tokenizers import (
     open_tokenizer,
 )
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.described import described_keys
 from corpus_server.errors import InvalidParameter, UnknownDocument
 from corpus_server.pieces import Pieces, split
 
 _MAX_OPEN_FILES = 1 << 20
+
+
+@described_keys
+class ViewDescription(TypedDict):
+    """Of which corpus a view is, and how it was made."""
+
+    fingerprint: str
+    """Of the corpus."""
+    num_tokens: int
+    """Of the corpus."""
+    num_documents: int | None
+    """Of the corpus."""
+    made: dict[str, Any]
+    """The options of `view create`."""
+    metadata: str | None
+    """Digest of the metadata; null if none was read."""
+    encoding: str
+    """Of the multiplicities: `bits`, `bytes`, `words` or `runs`."""
+    size_bytes: int
+    """Bytes of the view's file."""
+
+
+@described_keys
+class CorpusDescription(TypedDict):
+    """One corpus."""
+
+    name: str
+    num_tokens: int
+    dtype: str
+    num_documents: int | None
+    fingerprint: str
+    fingerprint_kind: Literal["sampled", "full"]
+    """`sampled`: blocks read at opening; `full`: recorded hashes of every byte."""
+    fingerprints: dict[str, str]
+    eot: int | None
+    """Id of the end-of-text token, if it is known."""
+    tokenizer: str | None
+    """`bytes` or the name of its file."""
+    tokenizer_identity: str | None
+    """The same for corpora of one tokenizer: `bytes` or a digest; null: not known."""
+    num_masks: int
+    """Shards with a loss mask; the others count as all ones."""
+    has_metadata: bool
+    """Whether its documents have metadata."""
+    shards: list[ShardDescription]
+    view: NotRequired[ViewDescription]
+    """Missing unless the corpus is a view."""
 
 
 class Corpus(Closing):
@@ -277,7 +326,7 @@ class Corpus(Closing):
         detail = f"corpus {self.name!r} has no document index"
         return UnknownDocument(detail, parameter="document", received=number, remedy=remedy)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CorpusDescription:
         """Return the corpus's description: the JSON of `/v1/corpora/{name}`."""
         return {
             "name": self.name,

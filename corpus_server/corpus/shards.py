@@ -6,9 +6,10 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, NotRequired
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from corpus_server.corpus import guard
 from corpus_server.corpus.files import Closing, OpenFile
@@ -17,8 +18,38 @@ from corpus_server.corpus.formats.documents import CutDocuments, DocumentEnds, d
 from corpus_server.corpus.formats.layout import DocumentIndex, ShardLayout, TokenDtype
 from corpus_server.corpus.formats.masks import mask_layout
 from corpus_server.corpus.formats.registry import find_mask, read_layout
+from corpus_server.described import described_keys
 
-_MASK_KEYS: Final = ("file", "data_offset", "size_bytes")
+
+@described_keys
+class MaskDescription(TypedDict):
+    """The loss mask of a shard: one byte a token, 0 where the token is no target."""
+
+    file: str
+    """The file, below the corpus's folder."""
+    data_offset: int
+    """Bytes before that of the first token."""
+    size_bytes: int
+    """Bytes of the file."""
+
+
+@described_keys
+class ShardDescription(TypedDict):
+    """One shard of a corpus."""
+
+    name: str
+    """Of its file; `:NUMBER` behind it if the file holds several."""
+    file: str
+    """The file, below the corpus's folder."""
+    format: str
+    num_tokens: int
+    dtype: str
+    data_offset: int
+    """Bytes before the first token."""
+    size_bytes: int
+    """Bytes of the file."""
+    loss_mask: NotRequired[MaskDescription]
+    """Missing if the shard has none."""
 
 
 class Shard(Closing):
@@ -80,9 +111,9 @@ class Shard(Closing):
         if self.mask is not None:
             self.mask.cut(start, stop)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the shard's entry in a description; `loss_mask` only if there is one."""
-        described = {
+    def describe(self) -> ShardDescription:
+        """Return the shard's entry in a description."""
+        described: ShardDescription = {
             "name": self.name,
             "file": self.file.name,
             "format": self.format,
@@ -91,9 +122,13 @@ class Shard(Closing):
             "data_offset": self.data_offset,
             "size_bytes": self.size_bytes,
         }
-        if self.mask is None:
-            return described
-        return {**described, "loss_mask": {key: self.mask.describe()[key] for key in _MASK_KEYS}}
+        if (mask := self.mask) is not None:
+            described["loss_mask"] = {
+                "file": mask.file.name,
+                "data_offset": mask.data_offset,
+                "size_bytes": mask.size_bytes,
+            }
+        return described
 
     def read_data(self, offset: int, count: int) -> bytes:
         """Return `count` bytes of token data from byte `offset` of it, read from the file, not the map."""

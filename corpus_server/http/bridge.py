@@ -14,14 +14,10 @@ from starlette.types import ASGIApp, Scope
 from starlette.types import Message as AsgiMessage
 
 from corpus_server.errors import CorpusServerError
-from corpus_server.http.exchange import Line, log_error
+from corpus_server.http.exchange import LEFT_SECONDS, Line, log_error
 from corpus_server.http.message import Message
 from corpus_server.responses.response import Buffer, status_line
 from corpus_server.work import ClientLeft
-
-LEFT_SECONDS = 0.1
-"""Work goes on for so long after the client has stopped sending: nobody can tell whether it has left, or
-waits with its half of the connection closed. What takes longer is given up."""
 
 LINE = "line"
 """Key of the connection in a request's `scope["state"]`."""

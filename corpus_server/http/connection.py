@@ -34,8 +34,8 @@ from starlette.types import ASGIApp
 from corpus_server import metrics
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, request_id_in
 from corpus_server.errors import BadRequest, CorpusServerError, RequestTimeout
-from corpus_server.http.bridge import LEFT_SECONDS, Bridge
-from corpus_server.http.exchange import ROUTES, Exchange, log_error, respond
+from corpus_server.http.bridge import Bridge
+from corpus_server.http.exchange import LEFT_SECONDS, ROUTES, Exchange, log_error, respond
 from corpus_server.http.message import END, Message, too_large
 from corpus_server.http.send import widen
 from corpus_server.responses.problem import problem

@@ -18,11 +18,11 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from pydantic import ValidationError
 
-from corpus_server import metrics
 from corpus_server.admission.load import Slot
 from corpus_server.admission.request import RequestHead
 from corpus_server.errors import CorpusServerError
@@ -48,6 +48,14 @@ ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead, Budget], Respo
 PATIENCE_SECONDS = 0.02
 """How long a thread sends to one reader that falls behind before it leaves the rest to the loop. A fast one
 has taken 8 MiB in less than half of it."""
+
+LEFT_SECONDS: Final = 0.05
+"""Work goes on for so long after the client has stopped sending: nobody can tell whether it has left, or
+waits with its half of the connection closed. What takes longer is given up."""
+
+LEFT_CPU_SECONDS: Final = 0.02
+"""The same of a gather thread, in time of the processor: it may have waited for its turn, or for the disk. As
+soon as some of the response was sent, the system says who has left."""
 
 SAID_SECONDS: Final = 10.0
 MAX_KINDS: Final = 256
@@ -178,6 +186,7 @@ class Exchange:
         self._groups: Iterator[list[Buffer]] | None = None
         self._waiting: Later | None = None  # for what the response waits, without a thread
         self._began = time.monotonic()
+        self._stopped_sending_at: float | None = None  # time of the thread that noticed it
         self._waits_since: float | None = self._began  # for a thread, or for shards
         self._wait_seconds = self._make_seconds = self._send_seconds = 0.0
         self.response: Response | None = None
@@ -191,7 +200,7 @@ class Exchange:
         self._budget = service.budget(
             request,
             limits,
-            has_left=None if line is None else lambda: line.left,
+            has_left=None if line is None else partial(self._has_left, line),
             claim=self._slot.charge if self._slot is not None and not self._is_head else None,
             in_turns=not is_token_path,
         )
@@ -227,6 +236,15 @@ class Exchange:
                 os.close(to)
             self._finish()
 
+    def _has_left(self, line: Line) -> bool:
+        """Tell a thread whether the client has left, or may have."""
+        if line.left or line.begun or line.eof_at == math.inf:
+            return line.left
+        now = time.thread_time()
+        if self._stopped_sending_at is None:
+            self._stopped_sending_at = now
+        return now - self._stopped_sending_at >= LEFT_CPU_SECONDS
+
     async def _compute(self) -> None:
         """Make the response of a question, in turns with others; take a slot for what it streams."""
         response = await self._service.compute(self._work, self._budget, self._gone)
@@ -246,6 +264,7 @@ class Exchange:
             `_waiting`; the next call comes after that.
         """
         now = time.monotonic()
+        self._stopped_sending_at = None
         patience = PATIENCE_SECONDS
         if self._waits_since is not None:
             self._wait_seconds += now - self._waits_since
@@ -285,10 +304,7 @@ class Exchange:
         response = self.response
         if response is None or response.status != 200 or not self.done or self._is_head:
             return
-        if response.source is not None:
-            metrics.count_tokens(response.source, response.num_tokens, self._request.run)
-            if response.num_documents:
-                metrics.DOCUMENTS.add(response.num_documents, *response.source.names)
+        response.sent()
         if response.reader is not None:
             making, steps = self._wait_seconds + self._make_seconds, response.num_steps
             response.reader.sent(steps, making_seconds=making, sending_seconds=self.seconds - making)

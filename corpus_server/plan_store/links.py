@@ -7,7 +7,6 @@ mid-run reads 100,000 links within seconds.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from corpus_server.plan.chain import Continued, KeptLink
 from corpus_server.plan_store.database import Database
-from corpus_server.plan_store.room import make_room
+from corpus_server.plan_store.room import add_documents
 
 _MAX_DEPTH = 4096
 """Links that are read at a time."""
@@ -55,12 +54,14 @@ class PlacedLink(NamedTuple):
         return placed[1 : 1 + int(size)], placed[1 + int(size) :] if placed.size > 1 + size else None
 
 
-def add_links(database: Database, plan: Continued, *, owner: str = "anyone", most: int | None = None) -> None:
+def add_links(
+    database: Database, plan: Continued, *, owner: str = "anyone", max_owned: int | None = None
+) -> None:
     """Keep the links of a plan, whose stages are placed and whose root was added before.
 
     Args:
         owner: who posts it.
-        most: documents of this owner that are kept, see `room.py`.
+        max_owned: documents of this owner that are kept, see `room.py`.
     """
     if has_link(database, plan.id):
         return
@@ -75,24 +76,7 @@ def add_links(database: Database, plan: Continued, *, owner: str = "anyone", mos
         num_bytes = len(placed_bytes) + len(link.document)
         rows.append((link.id, parent, root, number, placed_bytes, link.document, owner, now, num_bytes))
         parent = link.id
-
-    def write(connection: sqlite3.Connection) -> None:
-        with connection:  # ends the transaction, well or not
-            connection.execute("BEGIN IMMEDIATE")
-            # Else another process has just removed it; the client will post all of the chain again.
-            if connection.execute("SELECT 1 FROM plans WHERE id = ?", (root,)).fetchone():
-                connection.executemany(_ADD, rows)
-                make_room(
-                    connection,
-                    owner=owner,
-                    max_owned=most,
-                    max_plans=database.max_plans,
-                    max_bytes=database.max_bytes,
-                    root=root,
-                    newest=plan.id,
-                )
-
-    database.run(write)
+    add_documents(database, _ADD, rows, owner=owner, max_owned=max_owned, root=root, newest=plan.id)
 
 
 def has_link(database: Database, plan_id: str) -> bool:

@@ -11,10 +11,11 @@ continues, stay; if they leave no room, the new document is refused.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from typing import Any
 
 from corpus_server.errors import Forbidden, StateUnavailable
-from corpus_server.plan_store.database import totals
+from corpus_server.plan_store.database import Database, Row, totals
 
 _USAGE = """
     SELECT owner, sum(num_bytes), sum(num_plans) FROM (
@@ -42,22 +43,23 @@ _OLDEST = """
 """The document of a token that makes room first; none that another token's continues."""
 
 
-def make_room(
-    connection: sqlite3.Connection,
+def add_documents(
+    database: Database,
+    statement: str,
+    rows: Iterable[Row],
     *,
     owner: str,
     max_owned: int | None,
-    max_plans: int,
-    max_bytes: int,
     root: str,
     newest: str,
 ) -> None:
-    """Remove documents until the others are within their bounds; in the transaction that added the newest.
+    """Add documents; in the same transaction remove others until all are within their bounds.
 
     Args:
-        owner: token that posts.
+        statement: adds one of the rows.
+        owner: token that posts them.
         max_owned: documents that it may keep.
-        root: plan that was posted, or that the newest goes back to.
+        root: plan that was posted, or that the newest goes back to: without it nothing is added.
         newest: id of what was posted.
 
     Raises:
@@ -65,6 +67,22 @@ def make_room(
         StateUnavailable: all would have more than the server keeps.
     """
     values = {"owner": owner, "root": root, "newest": newest}
+
+    def write(connection: sqlite3.Connection) -> None:
+        with connection:  # ends the transaction, well or not
+            connection.execute("BEGIN IMMEDIATE")
+            # Else another process has just removed it; the client will post all of the chain again.
+            if root == newest or connection.execute("SELECT 1 FROM plans WHERE id = ?", (root,)).fetchone():
+                connection.executemany(statement, rows)
+                _make_room(connection, database, values, max_owned)
+
+    database.run(write)
+
+
+def _make_room(
+    connection: sqlite3.Connection, database: Database, values: dict[str, Any], max_owned: int | None
+) -> None:
+    owner = values["owner"]
 
     def remove(of: str) -> bool:
         row = connection.execute(_OLDEST, {**values, "owner": of}).fetchone()
@@ -80,17 +98,18 @@ def make_room(
             )
     while True:
         num_plans, num_bytes = totals(connection)
-        if num_plans <= max_plans and num_bytes <= max_bytes:
+        if num_plans <= database.max_plans and num_bytes <= database.max_bytes:
             return
-        if num_plans == 1 and root == newest:
+        if num_plans == 1 and values["root"] == values["newest"]:
             return  # a single one that is too large is kept alone
-        which = 1 if num_bytes > max_bytes else 2
+        which = 1 if num_bytes > database.max_bytes else 2
         usage = {row[0]: row[which] for row in connection.execute(_USAGE)}
         share = sum(usage.values()) / len(usage)
         largest = max(usage, key=lambda name: usage[name])
         if not remove(owner if usage[owner] >= share else largest):
             raise StateUnavailable(
-                f"plans cannot be kept: there is room for {max_plans:,} plans and {max_bytes:,} bytes",
+                f"plans cannot be kept: there is room for {database.max_plans:,} plans and "
+                f"{database.max_bytes:,} bytes",
                 remedy="begin a new plan, or post it with keep=false",
             )
 

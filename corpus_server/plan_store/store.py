@@ -22,7 +22,7 @@ from corpus_server.plan.chain import Continued
 from corpus_server.plan.document import Plan
 from corpus_server.plan_store.database import Database, Row, totals
 from corpus_server.plan_store.links import chain
-from corpus_server.plan_store.room import make_room
+from corpus_server.plan_store.room import add_documents
 
 MAX_RUNS = 32
 """Names of runs that are kept of a plan, those seen last."""
@@ -77,12 +77,12 @@ class StoredPlan(NamedTuple):
 class PlanStore(Database):
     """Plans by id; `links.py` has those that continue others."""
 
-    def add(self, plan: Plan, *, owner: str = "anyone", most: int | None = None, run: str = "") -> None:
+    def add(self, plan: Plan, *, owner: str = "anyone", max_owned: int | None = None, run: str = "") -> None:
         """Keep a bound plan, or note that it was seen again.
 
         Args:
             owner: who posts it.
-            most: documents of this owner that are kept, see `room.py`.
+            max_owned: documents of this owner that are kept, see `room.py`.
             run: the name of the run that posts it; "" for none.
         """
         now, document = time.time(), plan.canonical_json
@@ -92,23 +92,8 @@ class PlanStore(Database):
                 self._add_run(plan.id, run, now)
             if _is_recent(known, now):
                 return
-            values = plan.id, now, len(document), owner, document
-
-            def write(connection: sqlite3.Connection) -> None:
-                with connection:  # ends the transaction, well or not
-                    connection.execute("BEGIN IMMEDIATE")
-                    connection.execute(_ADD, values)
-                    make_room(
-                        connection,
-                        owner=owner,
-                        max_owned=most,
-                        max_plans=self.max_plans,
-                        max_bytes=self.max_bytes,
-                        root=plan.id,
-                        newest=plan.id,
-                    )
-
-            self.run(write)
+            row = plan.id, now, len(document), owner, document
+            add_documents(self, _ADD, [row], owner=owner, max_owned=max_owned, root=plan.id, newest=plan.id)
         except StateUnavailable:
             if not known:
                 raise

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Literal, NotRequired, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.shards import Shard, contents
+from corpus_server.corpus.shards import Shard, ShardDescription, contents
+from corpus_server.described import described_keys
 from corpus_server.errors import InvalidPlan
 from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan, Sampler
@@ -24,10 +25,11 @@ from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.rows import Windows
 from corpus_server.plan.stage_log import StageLog
 from corpus_server.plan.tabled import Table
+from corpus_server.plan.timeline import PlacedStage
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.masks import MaskGatherer
 from corpus_server.read.viewed import viewed
-from corpus_server.read.vocabularies import tokenizer_warnings, vocabulary
+from corpus_server.read.vocabularies import tokenizer_warnings
 from corpus_server.stores import is_staged
 
 _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 9_000, 1_500, 128
@@ -36,6 +38,80 @@ _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 9_000, 1_500, 128
 
 _DESCRIBED_STAGES = MAX_STAGES
 """The last stages, which a description has; a plan that continues others may have 100,000."""
+
+
+@described_keys
+class SourceDescription(TypedDict):
+    """One source of a plan."""
+
+    num_windows: int
+    """Rows of an epoch."""
+    num_masks: int
+    """Shards with a loss mask; the others count as all ones."""
+    steps_per_epoch: float | None
+    """In the last stage that uses it; null if the order has no epochs."""
+    fingerprint: str
+    eot: int | None
+    """Id of the end-of-text token, if it is known."""
+    tokenizer_identity: str | None
+    """The same for corpora of one tokenizer; null if it is not known."""
+    vocab_size: int | None
+    """Of the corpus's tokenizer; null if it has none."""
+    largest_id: int | None
+    """Largest token id of a sample of the corpus."""
+    view: NotRequired[bool]
+    """Whether it is a view; missing unless it is."""
+    num_pieces: NotRequired[int]
+    """Pieces of documents in the rows of an epoch; of rows documents only."""
+    fill: NotRequired[float]
+    """Used tokens of those rows to all; of rows documents only."""
+
+
+@described_keys
+class StageDescription(TypedDict):
+    """One stage of a plan."""
+
+    from_step: int
+    """Plan step."""
+    first_step: int | None
+    """Training step; null if training skips it all."""
+    global_batch_size: int
+    seq_len: int
+    """Inputs per row."""
+    weights_65536: dict[str, int]
+    """Exact shares of 65,536 windows."""
+    positions: dict[str, int]
+    """Windows that each source gives before this stage."""
+    excluded_windows: dict[str, int]
+    """Windows, with rows documents pieces, that have substitutes."""
+
+
+@described_keys
+class PlanShard(ShardDescription):
+    """One shard of a plan's shard list; the other keys are those of its corpus's description."""
+
+    corpus: str
+
+
+@described_keys
+class BoundDescription(TypedDict):
+    """What a plan is over the corpora here."""
+
+    sources: dict[str, SourceDescription]
+    num_stages: int
+    stages: list[StageDescription]
+    """The last 512; of a posted plan that continues another one, those that it adds."""
+    warnings: list[str]
+    """What its author should know: tokenizers that could not be compared."""
+    num_steps: int | None
+    """Training steps; null if the plan has no end."""
+    dtype: str
+    fills_ends: bool
+    """Whether rows may end with end-of-text tokens that belong to no document."""
+    indices: Literal["windows", "pieces"]
+    """What `/v1/indices` says of a row: its window, or the pieces that it joins."""
+    shards: list[PlanShard]
+    """Of a posted plan that continues another one, those of sources that it adds."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -230,62 +306,57 @@ class BoundPlan:
         eots = self._opened.eots[found.places[found.borders[:-1], 0]]
         return found.ended(self.sampler.seq_len(step) + 1, eots)
 
-    def describe(self, parent: BoundPlan | None = None) -> dict[str, Any]:
+    def describe(self, parent: BoundPlan | None = None) -> BoundDescription:
         """Describe the plan over these corpora: sources, stages, shard list.
 
         Args:
             parent: whose stages and shards are known, and are left out.
         """
-        sampler, timeline = self.sampler, self.sampler.timeline
+        timeline = self.sampler.timeline
         num_stages = len(timeline.stages)
         first = max(0, num_stages - _DESCRIBED_STAGES) if parent is None else len(parent.plan.stages)
         shards = self.shards[0 if parent is None else len(parent.shards) :]
         return {
-            "sources": {
-                name: {
-                    "num_windows": num_windows,
-                    "steps_per_epoch": sampler.steps_per_epoch(name),
-                    "fingerprint": self.plan.fingerprints[name],
-                    "eot": self.corpora[name].eot,
-                    "num_masks": self.corpora[name].num_masks,
-                    **vocabulary(self.corpora[name]),
-                    **({"view": True} if self.corpora[name].base is not self.corpora[name] else {}),
-                    **sampler.rows.describe(source),
-                }
-                for source, (name, num_windows) in enumerate(
-                    zip(self.plan.sources, sampler.num_windows.tolist(), strict=True)
-                )
-            },
+            "sources": {name: self._source(number) for number, name in enumerate(self.plan.sources)},
             "num_stages": num_stages,
-            "stages": [
-                {
-                    "from_step": placed.from_step,
-                    "first_step": timeline.first_training_step(placed.number),
-                    "global_batch_size": placed.global_batch_size,
-                    "seq_len": placed.seq_len,
-                    "weights_65536": self.plan.log.shares(placed.number),
-                    "positions": dict(zip(self.plan.sources, placed.positions.tolist(), strict=True)),
-                    "excluded_windows": {}
-                    if (exclusion := sampler.exclusion_at(placed.number)) is None
-                    else dict(zip(self.plan.sources, exclusion.num_excluded.tolist(), strict=True)),
-                }
-                for placed in timeline.stages[first:]
-            ],
+            "stages": [self._stage(placed) for placed in timeline.stages[first:]],
             "warnings": tokenizer_warnings(self.plan, self.corpora),
-            "num_steps": sampler.num_steps,
+            "num_steps": self.sampler.num_steps,
             "dtype": self.dtype.name,
             "fills_ends": self.plan.rows.fills_ends,
-            "indices": "windows" if sampler.is_window else "pieces",
+            "indices": "windows" if self.sampler.is_window else "pieces",
             "shards": [{"corpus": name, **shard.describe()} for name, shard in shards],
         }
 
-    def to_json(self, parent: BoundPlan | None = None) -> bytes:
-        """Return id, plan and description, see `describe`, as JSON text.
+    def _source(self, number: int) -> SourceDescription:
+        name = self.plan.sources[number]
+        corpus, rows = self.corpora[name], self.sampler.rows.describe(number)
+        tokenizer, sampled = corpus.tokenizer, corpus.sampled_ids
+        described: SourceDescription = {
+            "num_windows": int(self.sampler.num_windows[number]),
+            "steps_per_epoch": self.sampler.steps_per_epoch(name),
+            "fingerprint": self.plan.fingerprints[name],
+            "eot": corpus.eot,
+            "num_masks": corpus.num_masks,
+            "tokenizer_identity": corpus.tokenizer_identity,
+            "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
+            "largest_id": None if sampled is None else sampled.largest,
+        }
+        if corpus.base is not corpus:
+            described["view"] = True
+        if rows:
+            described["num_pieces"], described["fill"] = rows["num_pieces"], rows["fill"]
+        return described
 
-        The plan's own text exists already, because the id is made of it; a million ranges have 20 MB.
-        """
-        described = json.dumps(self.describe(parent), separators=(",", ":"))
-        root, shown = self.plan.root, ""
-        if root is not self.plan and parent is None:
-            shown = f'"root":{{"id":"{root.id}","plan":{root.canonical_json}}},'
-        return f'{{"id":"{self.plan.id}","plan":{self.plan.canonical_json},{shown}{described[1:]}'.encode()
+    def _stage(self, placed: PlacedStage) -> StageDescription:
+        sources, exclusion = self.plan.sources, self.sampler.exclusion_at(placed.number)
+        excluded = [] if exclusion is None else exclusion.num_excluded.tolist()
+        return {
+            "from_step": placed.from_step,
+            "first_step": self.sampler.timeline.first_training_step(placed.number),
+            "global_batch_size": placed.global_batch_size,
+            "seq_len": placed.seq_len,
+            "weights_65536": self.plan.log.shares(placed.number),
+            "positions": dict(zip(sources, placed.positions.tolist(), strict=True)),
+            "excluded_windows": dict(zip(sources, excluded, strict=False)),
+        }

@@ -8,7 +8,6 @@ its document has the fingerprints of all its corpora.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import InvalidPlan
@@ -16,16 +15,6 @@ from corpus_server.plan import Plan
 from corpus_server.plan.document import DIFFER, SAME
 
 _SHOWN_NAMES = 4
-
-
-def vocabulary(corpus: Corpus) -> dict[str, Any]:
-    """Return what a model's embedding has to hold: the tokenizer's size, and the largest id of a sample."""
-    sampled = corpus.sampled_ids
-    return {
-        "tokenizer_identity": corpus.tokenizer_identity,
-        "vocab_size": None if corpus.tokenizer is None else corpus.tokenizer.vocab_size,
-        "largest_id": None if sampled is None else sampled.largest,
-    }
 
 
 def check_tokenizers(plan: Plan, corpora: Mapping[str, Corpus]) -> None:

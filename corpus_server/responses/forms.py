@@ -1,20 +1,42 @@
-"""Arrays as JSON and as text, which people read; and an array in memory, read as files are."""
+"""Plans as JSON, arrays as JSON and as text, which people read; and an array in memory, read as files are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import Any, NotRequired
 
 import numpy as np
+from orjson import Fragment
+from typing_extensions import TypedDict
 
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.described import described_keys
 from corpus_server.pieces import NO_SHARD
 from corpus_server.read import text
-from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.bound_plan import BoundDescription, BoundPlan
 from corpus_server.read.reading import Reading, WindowReading, read_arrays
 from corpus_server.responses.response import Format, Response, json_response, text_response
 from corpus_server.responses.service import Service
 from corpus_server.work import Budget
+
+
+@described_keys
+class RootPlan(TypedDict):
+    """The plan that others continue."""
+
+    id: str
+    plan: dict[str, Any]
+
+
+@described_keys
+class PlanDescription(BoundDescription):
+    """A plan bound to the corpora here."""
+
+    id: str
+    plan: dict[str, Any]
+    root: NotRequired[RootPlan]
+    """Of a plan that continues others, the first of them."""
 
 
 class InMemory:
@@ -55,7 +77,21 @@ def json_arrays(
             parts.append(part.reshape(-1))
             budget.spend(num_bytes=part.nbytes)
         arrays[name] = np.concatenate(parts).reshape(reading.shape)
-    return json_response({**fields, **arrays}, headers)
+    return json_response({**fields, **arrays}, headers, budget)
+
+
+def plan_description(bound: BoundPlan, budget: Budget, parent: BoundPlan | None = None) -> Response:
+    """Make the response that describes a plan, a `PlanDescription`.
+
+    Args:
+        parent: the plan that this one continues, if only what it adds is to be described.
+    """
+    plan, root = bound.plan, bound.plan.root
+    # The text of a plan exists already, because its id is made of it; a million ranges have 20 MB.
+    shown: dict[str, object] = {"id": plan.id, "plan": Fragment(plan.canonical_json)}
+    if root is not plan and parent is None:
+        shown["root"] = {"id": root.id, "plan": Fragment(root.canonical_json)}
+    return json_response({**shown, **bound.describe(parent)}, {}, budget)
 
 
 def rows_as_text(
@@ -80,4 +116,4 @@ def rows_as_text(
             lines.append(text.decode(bound.corpora[name], tokens.tolist()))
             number += 1
             budget.spend(num_bytes=tokens.nbytes)
-    return text_response("\n".join(lines) + "\n", headers)
+    return text_response("\n".join(lines) + "\n", headers, budget)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired
 
 from pydantic import ValidationError
+from typing_extensions import TypedDict
 
 from corpus_server.admission.request import RUN_PATTERN
+from corpus_server.described import described_keys
 from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
 from corpus_server.known_plans import PLAN_ID_PATTERN
 from corpus_server.responses.question import NAMES_OF_QUERY
@@ -21,9 +23,27 @@ _PATTERNS = {
 }
 """What people are told instead of a regular expression."""
 
+PROBLEM_TYPE = "application/problem+json"
 _LENGTHS = {"min_length": "a text of {} characters or more", "max_length": "a text of at most {} characters"}
 
 _MAX_ECHO = 200  # characters of a received value that are sent back
+
+
+@described_keys
+class Problem(TypedDict):
+    """RFC 9457 problem document."""
+
+    type: str
+    """Stable name of the error, for programs."""
+    title: str
+    status: int
+    detail: str
+    request_id: str
+    """The request's id, as in its `X-Request-Id` and the log."""
+    parameter: NotRequired[str]
+    received: NotRequired[Any]
+    accepted: NotRequired[str]
+    remedy: NotRequired[str]
 
 
 def problem(error: Exception, request_id: str) -> Response:
@@ -37,17 +57,22 @@ def problem(error: Exception, request_id: str) -> Response:
         error = invalid_parameter(error.errors(), error.title)
     if not isinstance(error, CorpusServerError):
         error = CorpusServerError("the server failed; its log says why")
-    document: dict[str, Any] = {
+    document: Problem = {
         "type": error.slug,
         "title": error.slug.replace("-", " ").capitalize(),
         "status": error.status,
         "detail": error.detail,
         "request_id": request_id,
     }
-    for name in ("parameter", "received", "accepted", "remedy"):
-        if (value := getattr(error, name)) is not None:
-            document[name] = _echo(value)
-    headers = {"Content-Type": "application/problem+json", "Cache-Control": "no-store"}
+    if error.parameter is not None:
+        document["parameter"] = _short(error.parameter)
+    if error.received is not None:
+        document["received"] = _echo(error.received)
+    if error.accepted is not None:
+        document["accepted"] = _short(error.accepted)
+    if error.remedy is not None:
+        document["remedy"] = _short(error.remedy)
+    headers = {"Content-Type": PROBLEM_TYPE, "Cache-Control": "no-store"}
     if error.retry_after_seconds is not None:
         headers["Retry-After"] = str(error.retry_after_seconds)
     if isinstance(error, Unauthorized):
@@ -102,5 +127,8 @@ def _echo(value: object) -> object:
     """Return a received value fit to be sent back: JSON, and short."""
     if isinstance(value, bool | int) or value is None:
         return value if value is None or abs(value) < 2**63 else str(value)[:_MAX_ECHO]
-    text = value if isinstance(value, str) else repr(value)
+    return _short(value if isinstance(value, str) else repr(value))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= _MAX_ECHO else text[:_MAX_ECHO] + "..."

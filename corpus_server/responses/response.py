@@ -6,19 +6,16 @@ Golden bytes in `tests/contract` hold the two together.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, Literal, get_args
-
-import numpy as np
-import orjson
+from typing import Final, Literal, get_args
 
 from corpus_server.admission.request import REQUEST_ID, RequestHead
-from corpus_server.read.bound_plan import Source
 from corpus_server.readers.registry import Reader
+from corpus_server.responses.json_parts import PART_BYTES, json_parts
+from corpus_server.work import Budget
 
 SHAPE_HEADER = "Corpus-Shape"
 DTYPE_HEADER = "Corpus-Dtype"
@@ -71,6 +68,9 @@ REVALIDATED = "no-cache"
 
 Buffer = bytes | memoryview
 
+_GROUP_BYTES: Final = 256 * 1024
+"""Of JSON, sent together."""
+
 
 @dataclass(slots=True)
 class Response:
@@ -81,8 +81,6 @@ class Response:
         headers: values by name; `Content-Length` is always among them, except for 304.
         body: groups of parts, each group at most about 900 KiB; the next group is read when it is asked
             for, and reading may then fail with CorpusChanged or ReadFailed.
-        source, num_tokens, num_documents: whose tokens the body holds, and how many; counted once a body of
-            status 200 was sent as a whole, so that metrics say what clients got.
         reader, num_steps: whose steps of a plan the body holds, or says where they lie, and how many.
         problem_type: of a problem document.
     """
@@ -90,17 +88,24 @@ class Response:
     status: int
     headers: dict[str, str]
     body: Iterable[list[Buffer]] = ()
-    source: Source | None = None
-    num_tokens: int = 0
-    num_documents: int = 0
     reader: Reader | None = None
     num_steps: int = 0
     problem_type: str = ""
+    _calls: tuple[Callable[[], None], ...] = ()
 
     @classmethod
     def whole(cls, content: bytes, headers: Mapping[str, str], *, status: int = 200) -> Response:
         """Return a response whose body is in memory."""
         return cls(status, {**headers, "Content-Length": str(len(content))}, ([content],))
+
+    def when_sent(self, call: Callable[..., None], *arguments: object) -> None:
+        """Have a function called once a body of status 200 was sent as a whole: that is what clients got."""
+        self._calls += (partial(call, *arguments),)
+
+    def sent(self) -> None:
+        """Call what is to be called then."""
+        for call in self._calls:
+            call()
 
     @property
     def is_streamed(self) -> bool:
@@ -163,22 +168,33 @@ def status_line(status: int) -> str:
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-def json_response(value: object, headers: Mapping[str, str]) -> Response:
-    """Return a JSON response; NumPy arrays become lists, and bytes of names that are not UTF-8 `\\udcxx`."""
-    try:
-        content = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:  # orjson refuses such names
-        content = json.dumps(value, default=_plain).encode()
-    return Response.whole(content, {**headers, "Content-Type": MEDIA_TYPES["json"]})
+def json_response(value: object, headers: Mapping[str, str], budget: Budget) -> Response:
+    """Return a JSON response, see `json_parts`.
+
+    After some of it the budget says whether the response may become so large, and whose turn it is.
+    """
+    groups, group = list[list[Buffer]](), list[bytes]()
+    num_bytes = checked = begun = 0
+    for part in json_parts(value):
+        num_bytes += len(part)
+        group.append(part)
+        if num_bytes - checked >= PART_BYTES:
+            checked = num_bytes
+            budget.check_response(num_bytes)
+            budget.spend()
+            if num_bytes - begun >= _GROUP_BYTES:
+                groups.append([b"".join(group)])  # of thousands of parts, which no system call would take
+                group, begun = [], num_bytes
+    budget.check_response(num_bytes)
+    about = {"Content-Length": str(num_bytes), "Content-Type": MEDIA_TYPES["json"]}
+    return Response(200, {**headers, **about}, (*groups, [b"".join(group)]))
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else dataclasses.asdict(value)
-
-
-def text_response(text: str, headers: Mapping[str, str]) -> Response:
+def text_response(text: str, headers: Mapping[str, str], budget: Budget) -> Response:
     """Return a plain-text response."""
-    return Response.whole(text.encode(), {**headers, "Content-Type": MEDIA_TYPES["text"]})
+    content = text.encode()
+    budget.check_response(len(content))
+    return Response.whole(content, {**headers, "Content-Type": MEDIA_TYPES["text"]})
 
 
 NO_STORE: Final = {"Cache-Control": "no-store"}

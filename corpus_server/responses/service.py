@@ -327,7 +327,15 @@ class Service:
         """Return what a request may use; see `Budget`."""
         caller = request.caller.name if self.access.num_tokens is not None else request.address
         turn = self._turns.of(caller) if in_turns else None
-        return Budget(limits, caller=caller, has_left=has_left, turn=turn, blocks=in_turns, claim=claim)
+        return Budget(
+            limits,
+            caller=caller,
+            has_left=has_left,
+            turn=turn,
+            blocks=in_turns,
+            claim=claim,
+            max_response_bytes=self.settings.max_response_bytes,
+        )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 from pydantic import Field
 
+from corpus_server import metrics
 from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import NO_SHARD
@@ -121,7 +122,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead, budget:
     reading = _windows(bound, query, budget)
     beside = _beside(query, reading, chosen)
     size = num_bytes(reading, *beside.values())
-    service.admission.check_size(size, "count")
+    budget.check_response(size, "count")
     _check_rows(query, reading, budget)
     if chosen in ("json", "text"):
         check_form(service, chosen, bound.corpora.values(), reading, *beside.values())
@@ -140,8 +141,12 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead, budget:
         response = rows_as_text(bound, reading, query.step, headers, budget)
     else:
         response = array_response(reading, headers, chosen, query.checksum, request, budget, beside)
-    response.source = bound.source_of(query.step)
-    response.num_tokens = reading.num_units * reading.unit_tokens
+    response.when_sent(
+        metrics.count_tokens,
+        bound.source_of(query.step),
+        reading.num_units * reading.unit_tokens,
+        request.run,
+    )
     response.reader, response.num_steps = reader, query.count
     return response
 
@@ -163,7 +168,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead, budget:
     numbers = 2 if are_windows else 4  # of each piece; a row has at least one
     beside = _beside(query, reading, chosen)
     beside_bytes = num_bytes(*beside.values())
-    service.admission.check_size(reading.num_units * numbers * 8 + beside_bytes, "count")
+    budget.check_response(reading.num_units * numbers * 8 + beside_bytes, "count")
     _check_rows(query, reading, budget)
     if chosen == "text":
         raise InvalidParameter(
@@ -177,7 +182,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead, budget:
     if are_windows:
         budget.claim(reading.num_units * 16 + beside_bytes)
     reader = _note(service, bound, query, request, budget, reads_tokens=False)
-    located = _located(service, reading, numbers, budget)
+    located = _located(reading, numbers, budget)
     if are_windows:
         located = located.reshape(*shape, numbers)
     else:
@@ -196,14 +201,14 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead, budget:
     return response
 
 
-def _located(service: Service, reading: WindowReading, numbers: int, budget: Budget) -> np.ndarray:
+def _located(reading: WindowReading, numbers: int, budget: Budget) -> np.ndarray:
     """Return what `indices` says of each piece, `(pieces, numbers) int64`; 2 numbers of windows, else 4."""
     located = np.empty((reading.num_units, numbers), dtype="<i8")
     first = num_rows = 0
     for pieces, borders in reading.pieces():
         stop, rows = first + len(pieces), np.arange(num_rows, num_rows + len(borders) - 1)
         num_rows += len(rows)
-        service.admission.check_size(stop * numbers * 8, "count")
+        budget.check_response(stop * numbers * 8, "count")
         if numbers == 2:
             located[first:stop] = pieces[:, :2]
         else:

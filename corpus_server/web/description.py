@@ -16,8 +16,8 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route as StarletteRoute
 
 from corpus_server import __version__
+from corpus_server.responses.problem import PROBLEM_TYPE, Problem
 from corpus_server.web.routes import ROUTES, Route
-from corpus_server.web.schemas import PROBLEM_TYPE, RESPONSES, Problem
 
 View = Callable[[Request], Awaitable[HTMLResponse]]
 
@@ -63,10 +63,7 @@ def described() -> FastAPI:
         app.router.routes.remove(page)
         app.add_route(path, _dressed(page.endpoint), include_in_schema=False)
     for route in ROUTES:
-        options = dict(route.described)
-        if (route.method, route.path) in RESPONSES:
-            options["response_model"] = RESPONSES[route.method, route.path]
-        options["responses"] = {**_PROBLEMS, **options.get("responses", {})}
+        options = {**route.described, "responses": {**_PROBLEMS, **route.described.get("responses", {})}}
         app.add_api_route(route.path, _endpoint(route), methods=[route.method], **options)
     for operations in app.openapi()["paths"].values():
         for operation in operations.values():

@@ -13,7 +13,6 @@ from corpus_server.errors import CorpusServerError
 from corpus_server.http.exchange import log_error
 from corpus_server.responses.requests import CLIENT_LEFT
 from corpus_server.web.responses import refused
-from corpus_server.web.routes import ROUTES
 from corpus_server.work import ClientLeft
 
 _SLUGS = {404: "not-found", 405: "method-not-allowed"}
@@ -41,8 +40,8 @@ async def _response(request: Request, error: Exception) -> AsgiResponse:
 
 def _methods(request: Request) -> set[str]:
     """Return all methods of a path; the router names those of its first route alone."""
-    methods = {route.method for route in ROUTES if route.pattern.fullmatch(request.scope["path"])}
-    return methods | {"HEAD"} if "GET" in methods else methods
+    path, routes = request.scope["path"], request.app.routes
+    return {method for each in routes if each.path_regex.match(path) for method in each.methods or ()}
 
 
 _KINDS = (CorpusServerError, HTTPException, ClientDisconnect, ClientLeft, Exception)

@@ -76,9 +76,10 @@ class Budget:
         turn: the question's among those that compute; None: it needs none.
         blocks: whether a wait blocks the thread, else it raises `Later`.
         claim: counts the bytes of the response among those under way.
+        max_response_bytes: of the response's body.
 
     Attributes:
-        caller: see above.
+        caller, max_response_bytes: see above.
         rows, num_bytes: that were spent.
         locate_seconds: spent on finding out where rows lie.
     """
@@ -103,8 +104,9 @@ class Budget:
         turn: Turn | None = None,
         blocks: bool = True,
         claim: Callable[[int], None] | None = None,
+        max_response_bytes: int = 2**62,
     ) -> None:
-        self.limits, self.caller = limits, caller
+        self.limits, self.caller, self.max_response_bytes = limits, caller, max_response_bytes
         self._has_left, self._turn, self._blocks, self._claim = has_left, turn, blocks, claim
 
     # -- work
@@ -154,6 +156,26 @@ class Budget:
     def left_rows(self) -> int:
         """Rows that may still be computed."""
         return self.limits.rows - self.rows
+
+    def check_response(self, num_bytes: int, parameter: str = "") -> None:
+        """Refuse a response whose body is larger than it may be, before or while it is made.
+
+        Args:
+            parameter: what decides the size.
+
+        Raises:
+            ResponseTooLarge: naming the size and the limit.
+        """
+        if num_bytes > self.max_response_bytes:
+            less = f"a smaller {parameter}" if parameter else "ask for less"
+            raise ResponseTooLarge(
+                "a response",
+                num_bytes,
+                self.max_response_bytes,
+                "bytes",
+                parameter=parameter,
+                remedy=f"{less}, or --max-response-bytes when starting the server",
+            )
 
     def claim(self, num_bytes: int) -> None:
         """Count the bytes of the response among those under way in the process, once.

@@ -11,6 +11,7 @@ from corpus_client import CorpusLoader
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
+from corpus_server.work import Budget
 from tests.corpora import write_raw
 from tests.serving import RunningServer
 
@@ -35,7 +36,7 @@ def _write(folder: Path) -> Path:
 def test_a_plan_means_the_same_windows_for_ever(tmp_path: Path) -> None:
     plan = Plan(seq_len=8, seed=1337, stages=(Stage(global_batch_size=4, mixture={"golden": 1.0}),))
     with Catalog.open([CorpusSpec(name="golden", path=_write(tmp_path))]) as catalog:
-        bound = catalog.bind(plan)
+        bound = catalog.bind(plan, Budget())
         assert bound.plan.id == PLAN_ID
         locations = bound.sampler.locate(0, count=100)
         assert hashlib.sha256(locations.astype("<i8").tobytes()).hexdigest() == LOCATIONS

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-Kind = Literal["cut", "reset", "flip", "hole", "latency", "slow"]
+Kind = Literal["cut", "reset", "flip", "hole", "latency", "late", "slow"]
 
 PART_BYTES = 4096
 LATENCY_SECONDS = 0.2
+LATE_SECONDS = 1.0
 BYTES_PER_SECOND = 2**20
 
 
@@ -25,7 +26,8 @@ class NetworkFault:
 
     Args:
         kind: cut (closed) | reset | flip (one bit of a byte) | hole (nothing comes any more, the connection
-            stays open) | latency (200 ms, once) | slow (1 MiB/s from here on).
+            stays open) | latency (200 ms, once) | late (a second, before all that came with it) | slow (from
+            here on 1 MiB/s).
     """
 
     kind: Kind
@@ -124,6 +126,8 @@ class FaultProxy:
                 at = max(0, fault.after_bytes - passed)
                 before, part = part[:at], part[at:]
                 passed += len(before)
+                if fault.kind == "late":
+                    await asyncio.sleep(LATE_SECONDS)
                 writer.write(before)
                 match fault.kind:
                     case "cut":

@@ -12,6 +12,7 @@ from corpus_server.corpus.verify import record
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import FingerprintMismatch, UnreadableCorpus
 from corpus_server.plan import Plan
+from corpus_server.work import Budget
 from tests.conftest import ServedCorpus
 from tests.corpora import open_descriptors, some_tokens, write_raw
 from tests.reference import one_source
@@ -25,15 +26,15 @@ def catalog(corpora: dict[str, ServedCorpus]) -> Iterator[Catalog]:
 
 def test_binding_fills_in_the_fingerprint_and_keeps_the_one_given(catalog: Catalog) -> None:
     plan = Plan.from_json(one_source("web", 8, 4))
-    bound = catalog.bind(plan).plan
+    bound = catalog.bind(plan, Budget()).plan
     assert bound.fingerprints == {"web": catalog.corpus("web").fingerprint}
-    assert catalog.bind(bound).plan.id == bound.id
+    assert catalog.bind(bound, Budget()).plan.id == bound.id
 
 
 def test_a_kind_of_fingerprint_that_is_not_known_here_is_told_apart(catalog: Catalog) -> None:
     plan = Plan.from_json(one_source("web", 8, 4, fingerprints={"web": "full-" + "0" * 64}))
     with pytest.raises(FingerprintMismatch, match="knows no 'full' fingerprint") as caught:
-        catalog.bind(plan)
+        catalog.bind(plan, Budget())
     assert "--record" in str(caught.value.remedy)
 
 
@@ -42,11 +43,11 @@ def test_a_plan_made_before_hashes_were_recorded_still_binds(tmp_path: Path) -> 
     spec = CorpusSpec(name="a", path=tmp_path / "a.bin")
     plan = Plan.from_json(one_source("a", 8, 4))
     with Catalog.open([spec]) as catalog:
-        before = catalog.bind(plan).plan
+        before = catalog.bind(plan, Budget()).plan
     record(spec)
     with Catalog.open([spec]) as catalog:
-        assert catalog.bind(before).plan.id == before.id
-        after = catalog.bind(plan).plan
+        assert catalog.bind(before, Budget()).plan.id == before.id
+        after = catalog.bind(plan, Budget()).plan
     assert before.fingerprints["a"].startswith("sampled-")
     assert after.fingerprints["a"].startswith("full-")
 

@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corpus_server.admission.request import Caller, Limits
+from corpus_server.admission.request import ANYONE, Caller, Limits
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, StateUnavailable, UnknownPlan
 from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan_store import PlanStore
 from corpus_server.plan_store.links import chain, has_link, newest_link
+from corpus_server.responses.forms import plan_description
+from corpus_server.work import Budget
 from tests.corpora import some_tokens, write_megatron, write_raw
 from tests.reference import one_source
+from tests.server.http.making import body
 from tests.serving import RunningServer, check_problem
 
 ALL = frozenset({"read:*", "plans"})
@@ -60,15 +63,17 @@ def rows(catalog: Catalog, tmp_path: Path) -> list[Any]:
     document = one_source("web", 8, 4)
     whole = {**document, "stages": [*document["stages"], *STAGES]}
     with PlanStore(tmp_path / "other") as store:
-        sampler = KnownPlans(catalog, store).keep_document(json.dumps(whole).encode()).sampler
+        sampler = (
+            KnownPlans(catalog, store).keep_document(json.dumps(whole).encode(), ANYONE, Budget())[0].sampler
+        )
     return [sampler.locate(step).tolist() for step in range(END)]
 
 
 def follow(known: KnownPlans, stages: list[dict[str, Any]] = STAGES) -> list[str]:
     """Post a root and then decision after decision; return all ids."""
-    ids = [known.keep_document(ROOT).plan.id]
+    ids = [known.keep_document(ROOT, ANYONE, Budget())[0].plan.id]
     for stage in stages:
-        ids.append(known.keep_document(link(ids[-1], stage)).plan.id)
+        ids.append(known.keep_document(link(ids[-1], stage), ANYONE, Budget())[0].plan.id)
     return ids
 
 
@@ -93,36 +98,45 @@ def test_a_worker_that_begins_in_mid_run_has_the_same_rows(
     database.close()
     later = KnownPlans(catalog, store)
     for plan_id, end in ((ids[-1], END), (ids[3], 11), (ids[-2], END - 5)):
-        sampler = later.by_id(plan_id).sampler
+        sampler = later.by_id(plan_id, ANYONE, Budget()).sampler
         assert [sampler.locate(step).tolist() for step in range(end)] == rows[:end]
-    assert later.by_id(ids[-1]).plan.log is later.by_id(ids[3]).plan.log  # the two share their arrays
+    assert (
+        later.by_id(ids[-1], ANYONE, Budget()).plan.log is later.by_id(ids[3], ANYONE, Budget()).plan.log
+    )  # the two share their arrays
 
 
 def test_decisions_posted_together_are_the_same_chain(catalog: Catalog, store: PlanStore) -> None:
     ids = follow(KnownPlans(catalog, store))
     other = KnownPlans(catalog, store)
-    assert other.keep_document(link(ids[0], *STAGES)).plan.id == ids[-1]
-    assert other.keep_document(link(ids[7], *STAGES[7:30])).plan.id == ids[30]
+    assert other.keep_document(link(ids[0], *STAGES), ANYONE, Budget())[0].plan.id == ids[-1]
+    assert other.keep_document(link(ids[7], *STAGES[7:30]), ANYONE, Budget())[0].plan.id == ids[30]
 
 
 def test_a_large_document_is_parsed_in_a_process_of_its_own(catalog: Catalog, store: PlanStore) -> None:
     known = KnownPlans(catalog, store)
     ids = follow(known, STAGES[:2])
     padded = link(ids[1], STAGES[1]) + b" " * LARGE_BYTES
-    assert known.keep_document(padded).plan.id == ids[2]
+    assert known.keep_document(padded, ANYONE, Budget())[0].plan.id == ids[2]
+
+
+def describe(known: KnownPlans, posted: bytes, **options: bool) -> dict[str, Any]:
+    """What a POST of a document answers."""
+    bound, parent = known.keep_document(posted, ANYONE, Budget(), **options)
+    described: dict[str, Any] = json.loads(body(plan_description(bound, Budget(), parent)))
+    return described
 
 
 def test_only_what_is_added_is_described(catalog: Catalog, store: PlanStore) -> None:
     known = KnownPlans(catalog, store)
-    root = known.keep_document(ROOT)
-    first, second = (json.loads(known.describe_document(link(root.plan.id, *STAGES[:n]))) for n in (2, 4))
+    root = known.keep_document(ROOT, ANYONE, Budget())[0]
+    first, second = (describe(known, link(root.plan.id, *STAGES[:n])) for n in (2, 4))
     assert [stage["from_step"] for stage in first["stages"]] == [1, 6]
     assert (first["num_stages"], [shard["corpus"] for shard in first["shards"]]) == (3, ["code"])
     assert list(first["sources"]) == ["web", "code"]
-    third = json.loads(known.describe_document(link(first["id"], *STAGES[2:4])))
+    third = describe(known, link(first["id"], *STAGES[2:4]))
     assert third["stages"] == second["stages"][2:]
     assert third["shards"] == []
-    described = json.loads(known.by_id(third["id"]).to_json())
+    described = json.loads(body(plan_description(known.by_id(third["id"], ANYONE, Budget()), Budget())))
     assert [stage["from_step"] for stage in described["stages"]] == [0, 1, 6, 11, 16]
     assert [shard["corpus"] for shard in described["shards"]] == ["web", "code"]
     assert newest_link(store, root.plan.id) == (third["id"], 5)
@@ -130,18 +144,18 @@ def test_only_what_is_added_is_described(catalog: Catalog, store: PlanStore) -> 
 
 def test_what_is_described_and_not_kept_grows_nothing(catalog: Catalog, store: PlanStore) -> None:
     known = KnownPlans(catalog, store)
-    root = known.keep_document(ROOT)
+    root = known.keep_document(ROOT, ANYONE, Budget())[0]
     before = sum(each.num_bytes for each in root.shared)
-    described = known.describe_document(link(root.plan.id, *STAGES), keep=False)
+    described = describe(known, link(root.plan.id, *STAGES), keep=False)
     assert sum(each.num_bytes for each in root.shared) == before
-    last = known.keep_document(link(root.plan.id, *STAGES))
-    assert last.plan.id == json.loads(described)["id"]
+    last = known.keep_document(link(root.plan.id, *STAGES), ANYONE, Budget())[0]
+    assert last.plan.id == described["id"]
 
 
 def test_continuations_with_exclusions_are_made_at_the_same_time(catalog: Catalog, store: PlanStore) -> None:
     """Each checks the ranges of its parent while another one adds its own."""
     known = KnownPlans(catalog, store)
-    root = known.keep_document(ROOT).plan.id
+    root = known.keep_document(ROOT, ANYONE, Budget())[0].plan.id
     interval = sys.getswitchinterval()
 
     def go_on(number: int) -> int:
@@ -149,8 +163,8 @@ def test_continuations_with_exclusions_are_made_at_the_same_time(catalog: Catalo
         for step in range(1, 60):
             stage = {"from_step": step, "global_batch_size": 4, "mixture": {"web": 1}}
             stage["exclude"] = {"web": [[10 * step + number, 10 * step + number + 1]]}
-            plan_id = known.keep_document(link(plan_id, stage)).plan.id
-        return len(known.by_id(plan_id).plan.stages)
+            plan_id = known.keep_document(link(plan_id, stage), ANYONE, Budget())[0].plan.id
+        return len(known.by_id(plan_id, ANYONE, Budget()).plan.stages)
 
     sys.setswitchinterval(1e-6)
     try:
@@ -162,7 +176,7 @@ def test_continuations_with_exclusions_are_made_at_the_same_time(catalog: Catalo
 
 def test_an_unknown_parent_is_named(catalog: Catalog, store: PlanStore) -> None:
     with pytest.raises(UnknownPlan, match=f"has not seen plan {'ab' * 32}") as raised:
-        KnownPlans(catalog, store).keep_document(link("ab" * 32, STAGES[0]))
+        KnownPlans(catalog, store).keep_document(link("ab" * 32, STAGES[0]), ANYONE, Budget())[0]
     assert (raised.value.parameter, raised.value.received) == ("parent", "ab" * 32)
 
 
@@ -184,9 +198,9 @@ def test_a_damaged_link_is_not_believed_and_posted_again(
     database.close()
     later = KnownPlans(catalog, store)
     with pytest.raises(UnknownPlan):
-        later.by_id(ids[-1])
+        later.by_id(ids[-1], ANYONE, Budget())
     assert follow(later) == ids
-    assert KnownPlans(catalog, store).by_id(ids[-1]).plan.id == ids[-1]
+    assert KnownPlans(catalog, store).by_id(ids[-1], ANYONE, Budget()).plan.id == ids[-1]
 
 
 def test_a_chain_that_the_disk_has_lost_goes_on_only_once_it_was_posted_again(
@@ -198,10 +212,10 @@ def test_a_chain_that_the_disk_has_lost_goes_on_only_once_it_was_posted_again(
     for path in (tmp_path / "state").glob("plans.sqlite*"):
         path.unlink()
     with pytest.raises(UnknownPlan) as raised:
-        known.keep_document(link(ids[-1], STAGES[5]))
+        known.keep_document(link(ids[-1], STAGES[5]), ANYONE, Budget())[0]
     assert raised.value.received == ids[-1]
     assert follow(known, STAGES[:6])[:-1] == ids
-    KnownPlans(catalog, store).by_id(ids[-1])
+    KnownPlans(catalog, store).by_id(ids[-1], ANYONE, Budget())
 
 
 def test_links_go_with_their_root_and_count_as_bytes_but_not_as_plans(
@@ -212,7 +226,7 @@ def test_links_go_with_their_root_and_count_as_bytes_but_not_as_plans(
         ids = follow(known)
         assert store.count() == 1
         roots = [
-            known.keep_document(json.dumps(one_source("web", 8, 4, seed=seed)).encode())
+            known.keep_document(json.dumps(one_source("web", 8, 4, seed=seed)).encode(), ANYONE, Budget())[0]
             for seed in range(1, 9)
         ]
         ids_of_others = [follow_from(known, root.plan.id) for root in roots]
@@ -223,7 +237,7 @@ def test_links_go_with_their_root_and_count_as_bytes_but_not_as_plans(
 
 
 def follow_from(known: KnownPlans, plan_id: str) -> list[str]:
-    return [known.keep_document(link(plan_id, *STAGES[:20])).plan.id]
+    return [known.keep_document(link(plan_id, *STAGES[:20]), ANYONE, Budget())[0].plan.id]
 
 
 @pytest.mark.parametrize(
@@ -256,10 +270,10 @@ def test_rows_that_follow_from_tables_go_on_too(
     specs = [CorpusSpec(name=name, path=tmp_path / f"{name}.bin", eot=0) for name in ("a", "b")]
     with Catalog.open(specs) as catalog, PlanStore(tmp_path / "state") as store:
         known = KnownPlans(catalog, store)
-        whole = known.keep_document(json.dumps({**plan, "stages": stages}).encode())
-        root = known.keep_document(json.dumps({**plan, "stages": stages[:1]}).encode())
-        last = known.keep_document(link(root.plan.id, *stages[1:]))
-        lost = KnownPlans(catalog, store).by_id(last.plan.id)
+        whole = known.keep_document(json.dumps({**plan, "stages": stages}).encode(), ANYONE, Budget())[0]
+        root = known.keep_document(json.dumps({**plan, "stages": stages[:1]}).encode(), ANYONE, Budget())[0]
+        last = known.keep_document(link(root.plan.id, *stages[1:]), ANYONE, Budget())[0]
+        lost = KnownPlans(catalog, store).by_id(last.plan.id, ANYONE, Budget())
         assert lost.plan.id == last.plan.id
         for step in range(20):
             (pieces, borders), *others = (
@@ -278,9 +292,9 @@ def test_who_may_not_read_an_added_corpus_learns_nothing_of_it(catalog: Catalog,
     ids = follow(known, STAGES[:2])
     reader = Caller(name="a", scopes=frozenset({"read:web", "plans"}))
     with pytest.raises(Forbidden):
-        known.keep_document(link(ids[0], STAGES[0]), reader)
+        known.keep_document(link(ids[0], STAGES[0]), reader, Budget())[0]
     with pytest.raises(Forbidden):
-        known.by_id(ids[-1], reader)
+        known.by_id(ids[-1], reader, Budget())
 
 
 def test_a_plan_is_found_by_the_beginning_of_a_link_s_id(catalog: Catalog, store: PlanStore) -> None:
@@ -336,26 +350,30 @@ def test_what_continues_a_plan_counts_for_the_token_that_posted_it(
     """The failure was: a token with `max_plans = 1` filled the folder by forks of one plan."""
     known = KnownPlans(catalog, store)
     caller = Caller("few", frozenset({"read:*", "plans"}), limits=Limits(max_plans=3))
-    root = known.keep_document(ROOT, caller).plan.id
-    forks = [known.keep_document(link(root, fork(number)), caller).plan.id for number in range(12)]
+    root = known.keep_document(ROOT, caller, Budget())[0].plan.id
+    forks = [
+        known.keep_document(link(root, fork(number)), caller, Budget())[0].plan.id for number in range(12)
+    ]
     kept = [each for each in forks if has_link(store, each)]
     assert (len(kept), kept[-1], store.count()) == (2, forks[-1], 1)
-    known.keep_document(link(kept[-1], fork(20)), caller)
+    known.keep_document(link(kept[-1], fork(20)), caller, Budget())[0]
     with pytest.raises(Forbidden, match="token 'few' may keep 3 plans, and each that continues another one"):
-        known.keep_document(link(kept[-1], fork(20), fork(30)), caller)
+        known.keep_document(link(kept[-1], fork(20), fork(30)), caller, Budget())[0]
 
 
 def test_forks_of_one_token_push_out_no_plan_of_another(catalog: Catalog, tmp_path: Path) -> None:
     with PlanStore(tmp_path / "bounded", max_bytes=40_000) as store:
         known = KnownPlans(catalog, store)
         own = [
-            known.keep_document(json.dumps(one_source("web", 8, 4, seed=seed)).encode(), Caller("own", ALL))
+            known.keep_document(
+                json.dumps(one_source("web", 8, 4, seed=seed)).encode(), Caller("own", ALL), Budget()
+            )[0]
             for seed in range(20)
         ]
         other = Caller("forks", ALL)
-        root = known.keep_document(ROOT, other).plan.id
+        root = known.keep_document(ROOT, other, Budget())[0].plan.id
         for number in range(300):
-            known.keep_document(link(root, fork(number)), other)
+            known.keep_document(link(root, fork(number)), other, Budget())[0]
             assert store.rows("SELECT num_bytes FROM totals")[0][0] <= 40_000
         assert [store.document(each.plan.id) is not None for each in own] == [True] * 20
         assert newest_link(store, root) is not None
@@ -365,10 +383,10 @@ def test_a_chain_ends_where_there_is_no_more_room(catalog: Catalog, tmp_path: Pa
     """What it continues cannot make room for it; the failure was: a folder beyond its bound."""
     with PlanStore(tmp_path / "bounded", max_bytes=5_000) as store:
         known = KnownPlans(catalog, store)
-        ids = [known.keep_document(ROOT).plan.id]
+        ids = [known.keep_document(ROOT, ANYONE, Budget())[0].plan.id]
         with pytest.raises(StateUnavailable, match=r"room for .* 5,000 bytes"):  # noqa: PT012 - which one is open
             for number in range(100):
-                ids.append(known.keep_document(link(ids[-1], fork(number))).plan.id)
+                ids.append(known.keep_document(link(ids[-1], fork(number)), ANYONE, Budget())[0].plan.id)
         assert 3 < len(ids) < 50
         assert all(has_link(store, each) for each in ids[1:])
         assert store.rows("SELECT num_bytes FROM totals")[0][0] <= 5_000

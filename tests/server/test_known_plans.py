@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_server.admission.request import Caller
+from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, InvalidParameter, InvalidPlan, UnknownCorpus, UnknownPlan
@@ -56,12 +56,12 @@ def document(seed: int, num_ranges: int = 0) -> bytes:
 def test_a_posted_plan_is_in_memory_and_on_disk(
     known: KnownPlans, catalog: Catalog, store: PlanStore
 ) -> None:
-    bound = known.keep_document(document(3))
-    assert known.in_memory(bound.plan.id) is known.by_id(bound.plan.id) is bound
-    assert known.keep_document(document(3)) is bound
+    bound = known.keep_document(document(3), ANYONE, Budget())[0]
+    assert known.in_memory(bound.plan.id) is known.by_id(bound.plan.id, ANYONE, Budget()) is bound
+    assert known.keep_document(document(3), ANYONE, Budget())[0] is bound
     later = KnownPlans(catalog, store)
     assert later.in_memory(bound.plan.id) is None
-    assert later.by_id(bound.plan.id).plan == bound.plan
+    assert later.by_id(bound.plan.id, ANYONE, Budget()).plan == bound.plan
     assert later.in_memory(bound.plan.id) is not None
 
 
@@ -72,7 +72,7 @@ def test_a_damaged_document_is_not_believed_and_posted_again(
     catalog: Catalog, store: PlanStore, tmp_path: Path, damage: str
 ) -> None:
     """Else a digit that changed on the disk would give the rows of another plan."""
-    plan_id = KnownPlans(catalog, store).keep_document(document(3)).plan.id
+    plan_id = KnownPlans(catalog, store).keep_document(document(3), ANYONE, Budget())[0].plan.id
     with sqlite3.connect(tmp_path / "state" / "plans.sqlite") as database:
         database.execute(f"UPDATE plans SET document = {damage}")
     database.close()
@@ -81,9 +81,9 @@ def test_a_damaged_document_is_not_believed_and_posted_again(
         store.find(plan_id)
     later = KnownPlans(catalog, store)
     with pytest.raises(UnknownPlan):
-        later.by_id(plan_id)
-    assert later.keep_document(document(3)).plan.id == plan_id
-    assert KnownPlans(catalog, store).by_id(plan_id).plan.seed == 3
+        later.by_id(plan_id, ANYONE, Budget())
+    assert later.keep_document(document(3), ANYONE, Budget())[0].plan.id == plan_id
+    assert KnownPlans(catalog, store).by_id(plan_id, ANYONE, Budget()).plan.seed == 3
 
 
 def test_what_is_no_plan_is_refused_and_not_kept(known: KnownPlans, store: PlanStore) -> None:
@@ -93,58 +93,62 @@ def test_what_is_no_plan_is_refused_and_not_kept(known: KnownPlans, store: PlanS
         (json.dumps(one_source("web", 10_000, 4)).encode(), InvalidPlan),
     ):
         with pytest.raises(error):
-            known.keep_document(body)
+            known.keep_document(body, ANYONE, Budget())[0]
     assert store.count() == 0
 
 
 def test_a_spelled_plan_has_an_id_that_memory_knows_and_the_disk_does_not(
     known: KnownPlans, store: PlanStore
 ) -> None:
-    bound = known.spelled({**ONE, "seed": 7})
-    assert known.spelled({**ONE, "seed": 7}) is bound
-    assert known.spelled({**ONE, "seed": 7, "order": "shuffle", "stride": 8}) is bound
-    assert known.by_id(bound.plan.id) is bound
-    assert bound.plan == known.keep_document(document(7)).plan
-    assert known.spelled(ONE).plan.seed == 0
+    bound = known.spelled({**ONE, "seed": 7}, ANYONE, Budget())
+    assert known.spelled({**ONE, "seed": 7}, ANYONE, Budget()) is bound
+    assert known.spelled({**ONE, "seed": 7, "order": "shuffle", "stride": 8}, ANYONE, Budget()) is bound
+    assert known.by_id(bound.plan.id, ANYONE, Budget()) is bound
+    assert bound.plan == known.keep_document(document(7), ANYONE, Budget())[0].plan
+    assert known.spelled(ONE, ANYONE, Budget()).plan.seed == 0
     assert store.count() == 1
 
 
 def test_a_bounded_shuffle_is_spelled_with_both_its_numbers(known: KnownPlans) -> None:
     bounded = {**ONE, "block_windows": 4, "group_blocks": 2}
-    assert known.spelled(bounded).plan.order == BoundedShuffle(block_windows=4, group_blocks=2)
-    assert known.spelled({**bounded, "order": "shuffle"}) is not known.spelled(ONE)
+    assert known.spelled(bounded, ANYONE, Budget()).plan.order == BoundedShuffle(
+        block_windows=4, group_blocks=2
+    )
+    assert known.spelled({**bounded, "order": "shuffle"}, ANYONE, Budget()) is not known.spelled(
+        ONE, ANYONE, Budget()
+    )
     wrong = [{**ONE, "block_windows": 4}, {**ONE, "group_blocks": 2}, {**bounded, "order": "sequential"}]
     for spelling in wrong:
         with pytest.raises(InvalidParameter, match="must be given together, with order shuffle"):
-            known.spelled(spelling)
+            known.spelled(spelling, ANYONE, Budget())
 
 
 def test_memory_holds_the_plans_used_last(catalog: Catalog, store: PlanStore) -> None:
     known = KnownPlans(catalog, store, max_plans=3)
-    ids = [known.keep_document(document(seed)).plan.id for seed in range(3)]
-    known.by_id(ids[0])
-    ids += [known.spelled({**ONE, "seed": seed}).plan.id for seed in range(3, 5)]
+    ids = [known.keep_document(document(seed), ANYONE, Budget())[0].plan.id for seed in range(3)]
+    known.by_id(ids[0], ANYONE, Budget())
+    ids += [known.spelled({**ONE, "seed": seed}, ANYONE, Budget()).plan.id for seed in range(3, 5)]
     assert [known.in_memory(each) is not None for each in ids] == [True, False, False, True, True]
-    assert known.by_id(ids[1]).plan.seed == 1  # from the store
-    known.keep_document(document(9))
-    known.keep_document(document(10))
-    known.keep_document(document(11))
+    assert known.by_id(ids[1], ANYONE, Budget()).plan.seed == 1  # from the store
+    known.keep_document(document(9), ANYONE, Budget())[0]
+    known.keep_document(document(10), ANYONE, Budget())[0]
+    known.keep_document(document(11), ANYONE, Budget())[0]
     with pytest.raises(UnknownPlan):  # spelled only
-        known.by_id(ids[3])
-    assert known.spelled({**ONE, "seed": 3}).plan.id == ids[3]
+        known.by_id(ids[3], ANYONE, Budget())
+    assert known.spelled({**ONE, "seed": 3}, ANYONE, Budget()).plan.id == ids[3]
 
 
 def test_memory_is_bounded_in_bytes_too(catalog: Catalog, store: PlanStore) -> None:
     """Arrays and text count; the plan used last stays however large it is."""
-    size = KnownPlans(catalog, store).keep_document(document(1, 1000)).num_bytes
+    size = KnownPlans(catalog, store).keep_document(document(1, 1000), ANYONE, Budget())[0].num_bytes
     assert 1000 * 32 < size < 1000 * 60
     known = KnownPlans(catalog, store, max_bytes=3 * size + 1000)
-    ids = [known.keep_document(document(seed, 1000)).plan.id for seed in range(5)]
+    ids = [known.keep_document(document(seed, 1000), ANYONE, Budget())[0].plan.id for seed in range(5)]
     assert [known.in_memory(each) is not None for each in ids] == [False, False, True, True, True]
-    large = known.keep_document(document(1, 10_000)).plan.id
+    large = known.keep_document(document(1, 10_000), ANYONE, Budget())[0].plan.id
     assert known.in_memory(large) is not None
     assert all(known.in_memory(each) is None for each in ids)
-    known.keep_document(document(0, 1000))
+    known.keep_document(document(0, 1000), ANYONE, Budget())[0]
     assert known.in_memory(large) is None
 
 
@@ -156,10 +160,10 @@ def test_the_shards_of_plans_count_once_and_are_shared(tmp_path: Path, store: Pl
         write_raw(folder / f"{number}.bin", some_tokens(20))
     with Catalog.open([CorpusSpec(name="web", path=folder)]) as catalog:
         known = KnownPlans(catalog, store)
-        first = known.spelled(ONE)
+        first = known.spelled(ONE, ANYONE, Budget())
         tracemalloc.start()
         try:
-            others = [known.spelled({**ONE, "seed": seed}) for seed in range(1, 51)]
+            others = [known.spelled({**ONE, "seed": seed}, ANYONE, Budget()) for seed in range(1, 51)]
             taken, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -168,7 +172,7 @@ def test_the_shards_of_plans_count_once_and_are_shared(tmp_path: Path, store: Pl
         assert shared > 400 * 128
         longer = {**ONE, "seq_len": 9}
         small = KnownPlans(catalog, store, max_bytes=shared + 3 * first.num_bytes)
-        ids = [small.spelled(each).plan.id for each in (ONE, {**ONE, "seed": 1}, longer)]
+        ids = [small.spelled(each, ANYONE, Budget()).plan.id for each in (ONE, {**ONE, "seed": 1}, longer)]
         assert [small.in_memory(each) is not None for each in ids] == [False, True, True]
 
 
@@ -185,12 +189,12 @@ def test_who_may_not_read_a_corpus_learns_nothing_of_it(
         fingerprinted = {**one_source("web", 8, 4), "fingerprints": {"web": "sampled-0"}}
         ask = partial(known.keep_document, json.dumps(fingerprinted).encode(), stranger)
     else:
-        kept = known.keep_document(document(3)).plan
+        kept = known.keep_document(document(3), ANYONE, Budget())[0].plan
         write_raw(tmp_path / "changed.bin", some_tokens(4000))
         changed = Catalog.open([CorpusSpec(name="web", path=tmp_path / "changed.bin")])
         ask = partial(KnownPlans(changed, store).by_id, kept.id, stranger)
     with pytest.raises(Forbidden) as caught:
-        ask()
+        ask(Budget())
     assert "fingerprint" not in caught.value.detail
 
 
@@ -200,7 +204,7 @@ def test_a_large_plan_is_bound_once_and_one_at_a_time(
     """Small plans do not wait for large ones."""
     bodies = [document(seed, 120_000) for seed in range(2)]
     assert min(map(len, bodies)) > LARGE_BYTES
-    ids = [KnownPlans(catalog, store).keep_document(body).plan.id for body in bodies]
+    ids = [KnownPlans(catalog, store).keep_document(body, ANYONE, Budget())[0].plan.id for body in bodies]
     parsing, most, num_parsed, entered, go_on = 0, 0, 0, threading.Event(), threading.Event()
     count = threading.Lock()
 
@@ -219,9 +223,9 @@ def test_a_large_plan_is_bound_once_and_one_at_a_time(
     monkeypatch.setattr("corpus_server.known_plans.parse_apart", parse)
     with closing(Jobs()) as jobs, ThreadPoolExecutor(6) as pool:
         known = KnownPlans(catalog, store, jobs)
-        asked = [pool.submit(known.by_id, each) for each in ids + ids + ids[:1]]
+        asked = [pool.submit(known.by_id, each, ANYONE, Budget()) for each in ids + ids + ids[:1]]
         assert entered.wait(30)
-        assert known.keep_document(document(5)).plan.seed == 5
+        assert known.keep_document(document(5), ANYONE, Budget())[0].plan.seed == 5
         go_on.set()
         responses = [each.result(30) for each in asked]
     assert (most, num_parsed) == (1, 2)

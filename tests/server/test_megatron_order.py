@@ -50,7 +50,7 @@ def all_rows(bound: BoundPlan) -> NDArray[np.integer]:
 
 def served_rows(case: Case, folder: Path) -> NDArray[np.integer]:
     with catalog(case, folder) as opened:
-        return all_rows(opened.bind(Plan.from_json(document(case))))
+        return all_rows(opened.bind(Plan.from_json(document(case)), Budget()))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -87,11 +87,11 @@ def opened(folder: Path) -> Iterator[Catalog]:
 @pytest.fixture(scope="module")
 def rows(opened: Catalog) -> NDArray[np.integer]:
     """All rows of the run."""
-    return all_rows(opened.bind(Plan.from_json(document(THREE))))
+    return all_rows(opened.bind(Plan.from_json(document(THREE)), Budget()))
 
 
 def bound_to(opened: Catalog, changes: Mapping[str, Any] = MappingProxyType({}), size: int = 5) -> BoundPlan:
-    return opened.bind(Plan.from_json({**document(THREE, size), **changes}))
+    return opened.bind(Plan.from_json({**document(THREE, size), **changes}), Budget())
 
 
 def test_the_source_of_a_row_is_that_of_its_pieces(opened: Catalog) -> None:
@@ -187,10 +187,10 @@ def test_a_table_is_built_once_kept_and_bounded(
 ) -> None:
     plan, kept = Plan.from_json(document(THREE)), tmp_path / "megatron"
     with catalog(THREE, folder, tables=Tables(kept)) as opened:
-        first = opened.bind(plan)
+        first = opened.bind(plan, Budget())
         (path,) = kept.iterdir()
         made = (path / "samples.npy").stat().st_mtime_ns
-        again = opened.bind(first.plan)
+        again = opened.bind(first.plan, Budget())
         assert again.plan == first.plan
         assert (path / "samples.npy").stat().st_mtime_ns == made
         np.testing.assert_array_equal(all_rows(again), rows)
@@ -198,10 +198,10 @@ def test_a_table_is_built_once_kept_and_bounded(
         assert list(kept.iterdir()) == [path]
         (path / "samples.npy").unlink()  # else the one that is mapped would change
         (path / "samples.npy").write_bytes(b"damaged")
-        np.testing.assert_array_equal(all_rows(opened.bind(plan)), rows)
+        np.testing.assert_array_equal(all_rows(opened.bind(plan, Budget())), rows)
         np.testing.assert_array_equal(all_rows(first), rows)  # what is mapped outlives its file
     with catalog(THREE, folder, tables=Tables(kept, max_bytes=1)) as opened:
-        opened.bind(Plan.from_json({**document(THREE), "seed": 1}))
+        opened.bind(Plan.from_json({**document(THREE), "seed": 1}), Budget())
         assert len(list(kept.iterdir())) == 1
 
 
@@ -211,10 +211,10 @@ def test_a_large_table_is_built_by_another_process(
     monkeypatch.setattr(tables, "_MOST_IN_PROCESS", 0)
     plan = Plan.from_json(document(THREE))
     with catalog(THREE, folder, tables=Tables(tmp_path)) as opened:
-        np.testing.assert_array_equal(all_rows(opened.bind(plan)), rows)
+        np.testing.assert_array_equal(all_rows(opened.bind(plan, Budget())), rows)
         monkeypatch.setattr(tables, "_build_here", sys.exit)  # its arguments make exit code 1
         with pytest.raises(ReadFailed, match="could not be built: exit code 1"):
-            opened.bind(Plan.from_json({**document(THREE), "seed": 1}))
+            opened.bind(Plan.from_json({**document(THREE), "seed": 1}), Budget())
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -223,20 +223,20 @@ def test_a_table_that_cannot_be_kept_is_used_from_memory(
 ) -> None:
     (tmp_path / "file").touch()
     with catalog(THREE, folder, tables=Tables(tmp_path / "file" / "megatron")) as opened:
-        np.testing.assert_array_equal(all_rows(opened.bind(Plan.from_json(document(THREE)))), rows)
+        np.testing.assert_array_equal(all_rows(opened.bind(Plan.from_json(document(THREE)), Budget())), rows)
     assert "was not kept" in caplog.text
 
 
 def test_other_documents_of_the_same_tokens_are_another_plan(folder: Path, tmp_path: Path) -> None:
     """The fingerprint of a corpus says nothing of its documents, and here they decide the rows."""
     with catalog(THREE, folder) as opened:
-        plan = opened.bind(Plan.from_json(document(THREE))).plan
+        plan = opened.bind(Plan.from_json(document(THREE)), Budget()).plan
     last = (*THREE.lengths[2][:-2], sum(THREE.lengths[2][-2:]))
     with (
         catalog(dataclasses.replace(THREE, lengths=(*THREE.lengths[:2], last)), tmp_path) as opened,
         pytest.raises(FingerprintMismatch, match="the documents of the plan's corpora are others"),
     ):
-        opened.bind(plan)
+        opened.bind(plan, Budget())
 
 
 def test_corpora_without_whole_documents_are_refused(tmp_path: Path) -> None:
@@ -249,4 +249,4 @@ def test_corpora_without_whole_documents_are_refused(tmp_path: Path) -> None:
             stage = {"global_batch_size": 1, "mixture": {name: 1}}
             plan = {"seq_len": 4, "order": {"megatron": {"num_samples": case.num_samples}}, "stages": [stage]}
             with pytest.raises((UnknownDocument, InvalidParameter), match=message):
-                opened.bind(Plan.from_json(plan))
+                opened.bind(Plan.from_json(plan), Budget())

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.corpus import Corpus, CorpusDescription, ViewDescription
 from corpus_server.corpus.files import Files
 from corpus_server.corpus.fingerprints import SampledIds
 from corpus_server.corpus.metadata import DocumentTable
@@ -166,10 +166,10 @@ class View(Corpus):
             return f"{self.file.file.name}: was made for documents that end elsewhere"
         return None
 
-    def describe(self) -> dict[str, Any]:
-        """Return the view's description; `view` says of which corpus, and how it was made."""
+    def describe(self) -> CorpusDescription:
+        """Return the view's description."""
         header, base = self.file.header, self._base
-        view = {
+        view: ViewDescription = {
             "fingerprint": base.fingerprint,
             "num_tokens": base.num_tokens,
             "num_documents": base.num_documents,

@@ -25,8 +25,9 @@ from corpus_server.plan.stage import MAX_STEP
 from corpus_server.work import Budget
 
 SHOWN_RANGES: Final = 100
-MAX_FIELDS: Final = 1000
+"""Of a list; their number is said."""
 
+_FIELD_BYTES: Final = 60  # of the shortest field in JSON
 _PIECE_ROWS: Final = 1 << 14  # of windows, compared together: some 10 ms
 _STEPS_COST: Final = 1 << 9  # of steps that are compared together, besides their rows
 _NEVER: Final = MAX_STEP + 1
@@ -79,10 +80,13 @@ class RowComparison:
         object.__setattr__(self, "first_step", self.steps[0].step if self.steps else None)
 
 
-def changed_fields(a: Plan, b: Plan) -> list[FieldChange]:
+def changed_fields(a: Plan, b: Plan, budget: Budget) -> list[FieldChange]:
     """Return the fields that differ, stages matched by their `from_step`.
 
     Of plans that continue others, up to `MAX_STAGES` stages from the first one that differs on are compared.
+
+    Raises:
+        ResponseTooLarge: there are more fields than a response may hold.
     """
     changes = list(_changes("", a.arithmetic, b.arithmetic))
     same = a.log.first_difference(len(a.stages), b.log, len(b.stages))
@@ -102,12 +106,12 @@ def changed_fields(a: Plan, b: Plan) -> list[FieldChange]:
         for name in sorted({*excluded[0], *excluded[1]}):
             its = (each.get(name, Ranges()) for each in excluded)
             changes += _range_changes(f"{where}.exclude.{name}", *its)
+        budget.check_response(_FIELD_BYTES * len(changes))
+        budget.spend()
     if any(len(plan.stages) > same + MAX_STAGES for plan in (a, b)):
         changes.append(FieldChange(field="number of stages", a=len(a.stages), b=len(b.stages)))
     changes += _range_changes("skip_steps", a.skip_steps, b.skip_steps)
     changes += _changes("fingerprints.", a.fingerprints, b.fingerprints)
-    if (more := len(changes) - MAX_FIELDS) > 0:
-        changes[MAX_FIELDS:] = [FieldChange(field=f"and {more:,} more fields", a=None, b=None)]
     return changes
 
 

@@ -30,6 +30,7 @@ from corpus_server.work import Budget
 _MAX_POSITION: Final = MAX_STEP * MAX_GLOBAL_BATCH_SIZE
 _PAIRS_AT_ONCE: Final = 1 << 16
 _BLOCKS_AT_ONCE: Final = 64
+_ROWS_AT_ONCE: Final = 1 << 12
 _REMEDY: Final = "ask for fewer tokens"
 
 
@@ -217,7 +218,7 @@ def _row_slices(
         parameter="limit",
         remedy="the rows lie in many blocks of the mixture: ask for fewer epochs or a lower limit",
     )
-    piece = blocks // _BLOCKS_AT_ONCE + np.arange(blocks.size) // _PAIRS_AT_ONCE
+    piece = blocks // _BLOCKS_AT_ONCE + np.arange(blocks.size) // _ROWS_AT_ONCE
     borders = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), blocks.size]
     return ((slice(start, stop), int(distinct[start:stop].sum())) for start, stop in pairwise(borders))
 

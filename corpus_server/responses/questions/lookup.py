@@ -76,7 +76,7 @@ def lookup(service: Service, query: LookupQuery, request: RequestHead, budget: B
         truncated=found.num_found > len(found.rows),
         rows=found.rows,
     )
-    return json_response(fields, headers)
+    return json_response(fields, headers, budget)
 
 
 def _looked_up_corpus(query: LookupQuery, sources: tuple[str, ...]) -> str:

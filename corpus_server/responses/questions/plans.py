@@ -149,7 +149,7 @@ def receipt(
         global_batch_size=rows,
         digest=checksum_value(digest),
     )
-    return json_response(fields, headers)
+    return json_response(fields, headers, budget)
 
 
 @question("/v1/plans/{plan_id}/shards", Shards)
@@ -193,7 +193,7 @@ def shards(
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())
     fields = Shards(plan=bound.plan.id, step=step, count=count, num_bytes=total, shards=listed)
     # What is on this machine changes from moment to moment.
-    return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
+    return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id}, budget)
 
 
 @question("/v1/plans/{plan_id}/usage", Used, is_tagged=True, limits=Limits(rows=2**20, num_bytes=2**30))
@@ -214,7 +214,7 @@ def usage(
         sources=used.sources,
         skipped=Skipped(steps=used.skipped_steps, sources=used.skipped),
     )
-    return json_response(shown, headers)
+    return json_response(shown, headers, budget)
 
 
 DIFF_LIMITS = Limits(rows=2**22, num_bytes=2**32)
@@ -233,6 +233,6 @@ def diff(
         return unchanged
     rows = compare(one.sampler, other.sampler, budget, num_steps=query.steps)
     changes = view_changes(one, other, budget)
-    changed = changed_fields(one.plan, other.plan)
+    changed = changed_fields(one.plan, other.plan, budget)
     fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=rows, views=changes)
-    return json_response(fields, headers)
+    return json_response(fields, headers, budget)

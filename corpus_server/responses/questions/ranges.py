@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.shards import contents
@@ -129,7 +130,7 @@ def document(
     response = token_range(
         service, corpus, start, stop, query, request, budget, default="json", fields=fields, tag=tag
     )
-    response.num_documents = 1
+    response.when_sent(metrics.DOCUMENTS.add, 1, corpus.name)
     return response
 
 
@@ -148,7 +149,10 @@ def spans(
     tokens = read(service, corpus, query.start, stop)
     budget.spend(num_bytes=tokens.nbytes)
     mask = text.mask_of(corpus, query.start, stop) if query.targets == "true" else None
-    shown = list(text.spans(corpus, query.start, tokens.tolist(), mask))
+    shown = list[text.Span]()
+    for span in text.spans(corpus, query.start, tokens.tolist(), mask):
+        shown.append(span)
+        budget.spend()
     found = Spans(
         corpus=corpus.name,
         start=query.start,
@@ -157,7 +161,7 @@ def spans(
         num_tokens=corpus.num_tokens,
         spans=shown,
     )
-    return json_response(found, NO_STORE)
+    return json_response(found, NO_STORE, budget)
 
 
 def token_range(
@@ -184,7 +188,7 @@ def token_range(
     chosen = choose_format(request, query, default)
     gatherer = service.catalog.gatherer(corpus.name)
     reading = RangeReading(corpus, gatherer, start=start, stop=stop)
-    service.admission.check_size(num_bytes(reading), "count")
+    budget.check_response(num_bytes(reading), "count")
     if chosen in ("json", "text"):
         check_form(service, chosen, [corpus], reading)
     identity = f"{corpus.fingerprint}.{start}.{stop}.{representation(query, chosen)}"
@@ -205,10 +209,11 @@ def token_range(
     elif chosen == "text":
         tokens = [each for part in read_arrays(reading) for each in part.tolist()]
         budget.spend(num_bytes=num_bytes(reading))
-        response = text_response(text.decode(corpus, tokens), headers)
+        response = text_response(text.decode(corpus, tokens), headers, budget)
     else:
         response = array_response(reading, headers, chosen, query.checksum, request, budget)
-    response.source, response.num_tokens = Source.of("", {corpus.name: 1.0}), stop - start
+    source = Source.of("", {corpus.name: 1.0})
+    response.when_sent(metrics.count_tokens, source, stop - start, request.run)
     return response
 
 

@@ -17,12 +17,8 @@ from corpus_server.responses.response import NO_STORE, Response, json_response
 from corpus_server.responses.service import Service
 from corpus_server.work import Budget, Limits
 
-MAX_DOCUMENTS = 1000
-"""Of one row, and in the list of all."""
-
-
-class RecordingsQuery(QueryParameters):
-    """Parameters of the list of recordings: none."""
+NAMED_DOCUMENTS = 1000
+"""Of one row, and in the list of all: each of them is looked up."""
 
 
 class RecordedQuery(QueryParameters):
@@ -64,7 +60,7 @@ class Recorded:
     """Rows in its files, those of steps trained twice included."""
     num_files: int
     unreadable: dict[str, str]
-    """Files that are left out -> why."""
+    """Files that are left out -> why; the first 10."""
 
 
 @described
@@ -123,7 +119,7 @@ class SpikeRow:
     score: float | None
     """By how many standard deviations of those rows its loss is larger; null if it is infinite."""
     documents: list[RowDocument] | None
-    """Null: unknown, see `unresolved`, or the corpus has no document index."""
+    """The first 1,000. Null: unknown, see `unresolved`, or the corpus has no document index."""
 
 
 @described
@@ -155,12 +151,13 @@ class Spikes:
     """1: all ranks were read; k: there are too many rows, and only every k-th rank was."""
     rows: list[SpikeRow]
     documents: list[SpikeDocument]
+    """The first 1,000."""
     unresolved: dict[str, str]
     """Plan -> why the documents of its rows are not known."""
 
 
 @question("/v1/recordings", RecordedList)
-def recordings(service: Service, query: RecordingsQuery, request: RequestHead, budget: Budget) -> Response:
+def recordings(service: Service, query: QueryParameters, request: RequestHead, budget: Budget) -> Response:
     """List what runs recorded, as far as the caller may read their sources."""
     listed = []
     for name in service.recordings.names():
@@ -178,7 +175,7 @@ def recordings(service: Service, query: RecordingsQuery, request: RequestHead, b
                 unreadable=dict(list(found.unreadable.items())[:10]),
             )
             listed.append(its)
-    return json_response(RecordedList(recordings=listed), NO_STORE)
+    return json_response(RecordedList(recordings=listed), NO_STORE, budget)
 
 
 RECORDED_LIMITS = Limits(rows=2**27, num_bytes=2**30, seconds=60)
@@ -209,7 +206,7 @@ def losses(
         num_rows=sums.num_rows,
         ranks_apart=sums.ranks_apart,
     )
-    return json_response(fields, NO_STORE)
+    return json_response(fields, NO_STORE, budget)
 
 
 @question("/v1/recordings/{name}/spikes", Spikes, limits=RECORDED_LIMITS)
@@ -266,10 +263,10 @@ def spikes(
         num_rows=sums.num_rows,
         ranks_apart=sums.ranks_apart,
         rows=rows,
-        documents=sorted(listed, key=lambda each: -each.score)[:MAX_DOCUMENTS],
+        documents=sorted(listed, key=lambda each: -each.score)[:NAMED_DOCUMENTS],
         unresolved=unresolved,
     )
-    return json_response(fields, NO_STORE)
+    return json_response(fields, NO_STORE, budget)
 
 
 def _opened(
@@ -306,7 +303,7 @@ def _resolved(bound: BoundPlan, spike: Spike) -> tuple[int, list[RowDocument] | 
         stop, document = at + length, corpus.document_at(at)
         if document is None:
             return number, None
-        while at < stop and len(documents) < MAX_DOCUMENTS:
+        while at < stop and len(documents) < NAMED_DOCUMENTS:
             end = min(corpus.document_range(document)[1], stop)
             documents[document] = documents.get(document, 0) + end - at
             at, document = end, document + 1

@@ -136,7 +136,7 @@ def rows(
         rows=shown,
         problems=problems,
     )
-    return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id})
+    return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id}, budget)
 
 
 def _name_documents(

@@ -149,7 +149,7 @@ def statistics(
         num_documents=corpus.num_documents,
         document_lengths=lengths,
     )
-    return json_response(fields, NO_STORE)
+    return json_response(fields, NO_STORE, budget)
 
 
 @question("/v1/corpora/{name}/search", Search)
@@ -198,7 +198,7 @@ def search(
         num_searched_tokens=num_searched,
         found=found,
     )
-    return json_response(fields, NO_STORE)
+    return json_response(fields, NO_STORE, budget)
 
 
 def _share(num_searched: int, num_tokens: int) -> str:

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from starlette.responses import Response as AsgiResponse
+from typing_extensions import TypedDict
 
+from corpus_server.corpus.corpus import CorpusDescription
+from corpus_server.described import described_keys
 from corpus_server.responses.question import CorpusName, QueryParameters
 from corpus_server.responses.response import json_response
 from corpus_server.web.responses import sent
 from corpus_server.web.routes.route import Call, route
 
 
-@route("/v1/corpora", tags=["corpora"])
+@described_keys
+class Corpora(TypedDict):
+    """All corpora."""
+
+    corpora: list[CorpusDescription]
+
+
+@route("/v1/corpora", tags=["corpora"], response_model=Corpora)
 async def corpora(call: Call, query: QueryParameters) -> AsgiResponse:
     """Describe all corpora that the caller may read."""
     served = [each for each in call.service.catalog.corpora.values() if call.head.caller.may_read(each.name)]
+
+    def described() -> Corpora:
+        return {"corpora": [each.describe() for each in served]}
+
     # In a thread: thousands of shards take longer to describe than the loop may stand still.
-    described = await call.run(lambda _: json_response({"corpora": [each.describe() for each in served]}, {}))
-    return sent(described)
+    return sent(await call.run(lambda budget: json_response(described(), {}, budget)))
 
 
-@route("/v1/corpora/{name}", tags=["corpora"])
+@route("/v1/corpora/{name}", tags=["corpora"], response_model=CorpusDescription)
 async def corpus(call: Call, name: CorpusName, query: QueryParameters) -> AsgiResponse:
     """Describe one corpus."""
     corpus = call.service.corpus(name, call.head.caller)
-    return sent(await call.run(lambda _: json_response(corpus.describe(), {})))
+    return sent(await call.run(lambda budget: json_response(corpus.describe(), {}, budget)))

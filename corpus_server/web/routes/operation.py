@@ -17,6 +17,7 @@ from corpus_server.responses.response import NO_STORE, json_response
 from corpus_server.responses.tokens import parameters
 from corpus_server.web.responses import events, refused, sent
 from corpus_server.web.routes.route import Call, route
+from corpus_server.work import Budget
 
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -38,10 +39,10 @@ class LiveQuery(QueryParameters):
     """`true`: stay, and send what is new as server-sent events."""
 
 
-@route("/healthz", tags=["operation"])
+@route("/healthz", tags=["operation"], response_model=dict[str, str])
 async def health(call: Call) -> AsgiResponse:
     """Answer 200 as long as the process lives."""
-    return sent(json_response({"status": "alive"}, {}))
+    return sent(json_response({"status": "alive"}, {}, Budget()))
 
 
 @route("/readyz", tags=["operation"])
@@ -63,7 +64,7 @@ async def readiness(call: Call) -> AsgiResponse:
         ready["warning"] = "the file of tokens cannot be taken up; the tokens read before are in force"
     if may_know:
         ready["corpora"] = list(service.catalog.corpora)
-    return sent(json_response(ready, NO_STORE))
+    return sent(json_response(ready, NO_STORE, Budget()))
 
 
 @route("/v1/access", tags=["operation"], status_code=204, response_class=AsgiResponse)
@@ -120,4 +121,4 @@ async def last_hour(call: Call, query: LiveQuery) -> AsgiResponse:
     if query.follow == "true":
         return events(call.service, call.request, call.head)
     response = await call.service.run_probe(live.response)
-    return sent(json_response(response, NO_STORE))
+    return sent(json_response(response, NO_STORE, Budget()))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from orjson import Fragment
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response as AsgiResponse
+from typing_extensions import TypedDict
 
 from corpus_server.admission.request import RUN_PATTERN
+from corpus_server.described import described_keys
 from corpus_server.errors import RequestTimeout
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Link
 from corpus_server.plan_store.links import newest_link
+from corpus_server.responses.forms import PlanDescription, plan_description
 from corpus_server.responses.question import PlanId, QueryParameters, integer
 from corpus_server.responses.response import Response, json_response
 from corpus_server.web.responses import sent
@@ -45,7 +48,37 @@ class PostQuery(QueryParameters):
     """`false`: describe the plan, and do not keep it."""
 
 
-@route("/v1/plans", method="POST", tags=["plans"], openapi_extra=_PLAN_BODY)
+@described_keys
+class ListedPlan(TypedDict):
+    """A plan in the list."""
+
+    id: str
+    plan: dict[str, Any]
+    seen_unix_seconds: float
+    runs: list[str]
+    """Names of the runs that posted it, last seen first."""
+    head: NotRequired[str]
+    """Id of the longest plan that continues it; missing if there is none."""
+    num_stages: NotRequired[int]
+    """Of that one."""
+
+
+@described_keys
+class Plans(TypedDict):
+    """The plans that were posted to a server."""
+
+    num_plans: int
+    """Plans that the server keeps; the list may hold fewer."""
+    plans: list[ListedPlan]
+
+
+@route(
+    "/v1/plans",
+    method="POST",
+    tags=["plans"],
+    openapi_extra=_PLAN_BODY,
+    response_model=PlanDescription,
+)
 async def post_plan(call: Call, query: PostQuery) -> AsgiResponse:
     """Keep the plan document in the body and describe the plan; posting it again changes nothing.
 
@@ -55,15 +88,15 @@ async def post_plan(call: Call, query: PostQuery) -> AsgiResponse:
     with call.service.admission.receiving() as count:
         await _receive(call.request, body, count, call.service.settings.body_timeout_seconds)
         keep, plans = query.keep == "true", call.service.plans
-        described = await call.run(
-            lambda budget: plans.describe_document(
-                body, call.head.caller, budget, keep=keep, run=call.head.run
-            )
-        )
-    return AsgiResponse(described, media_type="application/json")
+
+        def post(budget: Budget) -> Response:
+            bound, parent = plans.keep_document(body, call.head.caller, budget, keep=keep, run=call.head.run)
+            return plan_description(bound, budget, parent)
+
+        return sent(await call.run(post))
 
 
-@route("/v1/plans", tags=["plans"])
+@route("/v1/plans", tags=["plans"], response_model=Plans)
 async def plans(call: Call, query: PlansQuery) -> AsgiResponse:
     """List the plans that were posted to this server and whose corpora the caller may read, last seen first.
 
@@ -85,7 +118,7 @@ async def plans(call: Call, query: PlansQuery) -> AsgiResponse:
             }
             for each in newest
         ]
-        return json_response({"num_plans": call.service.store.count(), "plans": plans}, {})
+        return json_response({"num_plans": call.service.store.count(), "plans": plans}, {}, budget)
 
     def head(plan_id: str) -> dict[str, object]:
         newest = newest_link(call.service.store, plan_id)
@@ -94,11 +127,13 @@ async def plans(call: Call, query: PlansQuery) -> AsgiResponse:
     return sent(await call.run(list_them))
 
 
-@route("/v1/plans/{plan_id}", tags=["plans"])
+@route("/v1/plans/{plan_id}", tags=["plans"], response_model=PlanDescription)
 async def plan(call: Call, plan_id: PlanId, query: QueryParameters) -> AsgiResponse:
     """Describe a plan: its document, its sources, its shard list; of its stages the last 512."""
-    described = await call.run(lambda budget: call.service.plan(plan_id, call.head.caller, budget).to_json())
-    return AsgiResponse(described, media_type="application/json")
+    service, caller = call.service, call.head.caller
+    return sent(
+        await call.run(lambda budget: plan_description(service.plan(plan_id, caller, budget), budget))
+    )
 
 
 async def _receive(request: Request, body: bytearray, count: Callable[[int], None], seconds: float) -> None:

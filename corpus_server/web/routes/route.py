@@ -67,11 +67,6 @@ class Route:
     described: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        """What a whole path of the route looks like."""
-        return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", self.path), re.DOTALL)
-
-    @cached_property
     def _adapters(self) -> Mapping[str, TypeAdapter[Any]]:
         return {name: TypeAdapter(kind) for name, kind in self.types.items()}
 

@@ -18,6 +18,7 @@ from corpus_server.corpus.index import index
 from corpus_server.corpus.shards import open_runs
 from corpus_server.corpus.verify import record, verify
 from corpus_server.plan import Plan
+from corpus_server.work import Budget
 from tests.corpora import open_corpus, open_descriptors, some_tokens, spec, write_raw
 from tests.serving import command, environment
 
@@ -84,7 +85,7 @@ def test_no_window_of_a_plan_crosses_from_one_run_to_the_next(folder: Path) -> N
             {"seq_len": 9, "stride": 10, "order": "sequential", "seed": 0,
              "stages": [{"from_step": 0, "global_batch_size": 163, "mixture": {"c": 1.0}}]}
         )  # fmt: skip
-        bound = catalog.bind(plan)
+        bound = catalog.bind(plan, Budget())
         locations = bound.sampler.pieces(0, range(163)).places[:, :2]
         expected = [
             run[at : at + 10] for run in [*RUNS, some_tokens(100)] for at in range(0, run.size - 9, 10)

@@ -27,6 +27,7 @@ from corpus_server.plan.mixture import quantise
 from corpus_server.plan.packing import Packing, build
 from corpus_server.plan.packing.spread import Class, merge, spread
 from corpus_server.plan.permutation import invert, mix64, permute, round_keys, stream_key, uniform
+from corpus_server.work import Budget
 from tests import second
 from tests.corpora import spec, write_megatron
 from tests.packed import PackedCase
@@ -453,7 +454,7 @@ def test_the_id_holds_digests_of_the_documents_of_files(tmp_path: Path) -> None:
     document = one_source("c", 2, 1, rows={"documents": {}})
     case = PackedCase(document, {"c": tuple(tuple(map(len, texts)) for texts in shards)})
     with Catalog.open([spec(tmp_path, eot=0)]) as catalog:
-        bound = catalog.bind(Plan.from_json(document)).plan
+        bound = catalog.bind(Plan.from_json(document), Budget()).plan
     assert second_of(case).id(bound.fingerprints) == bound.id
 
 

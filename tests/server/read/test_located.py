@@ -15,6 +15,7 @@ from corpus_server.plan import Plan
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.read import reading
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.work import Budget
 from tests.corpora import some_tokens, write_raw
 
 STAGES = [
@@ -29,7 +30,7 @@ def bound(tmp_path: Path) -> Iterator[BoundPlan]:
     reading._blocks.clear()
     with Catalog.open([CorpusSpec(name="web", path=path)]) as catalog:
         plan = Plan.from_json({"seq_len": 8, "seed": 3, "stages": STAGES, "skip_steps": [[40, 45]]})
-        yield catalog.bind(plan)
+        yield catalog.bind(plan, Budget())
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -69,7 +70,7 @@ def test_no_block_holds_steps_of_two_lengths(tmp_path: Path) -> None:
     stages = [STAGES[0], {**STAGES[0], "from_step": 5, "seq_len": 4}]
     path = write_raw(tmp_path / "web.bin", some_tokens(5000))
     with Catalog.open([CorpusSpec(name="web", path=path)]) as catalog:
-        bound = catalog.bind(Plan.from_json({"seq_len": 8, "stages": stages}))
+        bound = catalog.bind(Plan.from_json({"seq_len": 8, "stages": stages}), Budget())
         for step in range(8):
             check_selected(bound, step, 1, 9 if step < 5 else 5)
 
@@ -78,7 +79,7 @@ def test_two_plans_have_blocks_of_their_own(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "web.bin", some_tokens(5000))
     with Catalog.open([CorpusSpec(name="web", path=path)]) as catalog:
         plans = [Plan.from_json({"seq_len": 8, "seed": seed, "stages": STAGES[:1]}) for seed in range(2)]
-        both = [catalog.bind(plan) for plan in plans]
+        both = [catalog.bind(plan, Budget()) for plan in plans]
         for step in range(3):
             for bound in both:
                 check_selected(bound, step, 1, 9)

@@ -66,7 +66,9 @@ def bind(catalog: Catalog, order: Any, *names: str, **fields: Any) -> BoundPlan:
     if order == MEGATRON:
         order = {"megatron": {"num_samples": 60, "blend": names, "weights": list(mixture.values())}}
     stages = [{"global_batch_size": 12, "mixture": mixture}]
-    return catalog.bind(Plan.from_json({"seq_len": SEQ_LEN, "order": order, "stages": stages, **fields}))
+    return catalog.bind(
+        Plan.from_json({"seq_len": SEQ_LEN, "order": order, "stages": stages, **fields}), Budget()
+    )
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -161,9 +163,9 @@ def test_a_plan_made_without_masks_is_answered_by_the_corpus_without_them(folder
     with Catalog.open([spec(path, "some")]) as now:
         assert bind(now, "shuffle", "some").plan.id != old.id
         with pytest.raises(FingerprintMismatch) as caught:
-            now.bind(old)
+            now.bind(old, Budget())
         assert "mask=no" in str(caught.value.remedy)
     both = [spec(path, "bare", mask=False), spec(path, "some", earlier=("bare",))]
     with Catalog.open(both) as catalog:
-        assert not catalog.bind(old).has_masks
+        assert not catalog.bind(old, Budget()).has_masks
         assert bind(catalog, "shuffle", "some").has_masks

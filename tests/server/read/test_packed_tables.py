@@ -28,6 +28,7 @@ from corpus_server.read import tables
 from corpus_server.read.apart import map_in_copies
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
+from corpus_server.work import Budget
 from tests.corpora import spec, write_megatron
 from tests.serving import environment
 
@@ -53,7 +54,7 @@ def plan(*corpora: str, seq_len: int = 16, block_documents: int = 100, seed: int
 def bind(catalog: Catalog, folder: Path, asked: Plan) -> BoundPlan:
     """Bind as a new process would, which finds what others have kept."""
     catalog._tables = Tables(folder)
-    return catalog.bind(asked)
+    return catalog.bind(asked, Budget())
 
 
 @pytest.mark.parametrize(
@@ -183,9 +184,9 @@ def test_a_plan_that_was_made_for_other_lengths_is_refused(catalog: Catalog, tmp
     assert bound.plan.tabled is not None
     other = bound.plan.with_digests({"a": "xxh3-0"})
     with pytest.raises(tables.FingerprintMismatch) as caught:
-        catalog.bind(other)
+        catalog.bind(other, Budget())
     assert caught.value.parameter == "rows.documents.lengths"
-    assert catalog.bind(replace(bound.plan)).plan.id == bound.plan.id
+    assert catalog.bind(replace(bound.plan), Budget()).plan.id == bound.plan.id
 
 
 def test_a_table_that_a_full_disk_cannot_keep_is_said_to_be_one_of_the_state_folder(

@@ -50,7 +50,7 @@ def opened(corpora: dict[str, ServedCorpus]) -> Iterator[tuple[Corpus, Gatherer]
 @pytest.fixture(scope="module")
 def bound(corpora: dict[str, ServedCorpus]) -> Iterator[BoundPlan]:
     with Catalog.open([CorpusSpec(name="mixed", path=corpora["mixed"].path)]) as catalog:
-        yield catalog.bind(Plan.from_json(PLAN))
+        yield catalog.bind(Plan.from_json(PLAN), Budget())
 
 
 def whole(reading: Reading) -> np.ndarray:
@@ -188,7 +188,7 @@ def test_rows_of_a_shard_that_has_changed_are_not_touched(
     monkeypatch.setattr(Selection, "read", lambda *_: pytest.fail("it was touched"))
     with Catalog.open([CorpusSpec(name="mixed", path=path)]) as catalog:
         reading = WindowReading(
-            catalog.bind(Plan.from_json(PLAN)), Budget(), step=0, count=1, rank=0, rows=ROWS
+            catalog.bind(Plan.from_json(PLAN), Budget()), Budget(), step=0, count=1, rank=0, rows=ROWS
         )
         os.truncate(path, 4096)
         with pytest.raises(CorpusChanged, match="4096 now"):

@@ -36,7 +36,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 
 @pytest.fixture(scope="module")
 def bound(opened: Catalog) -> BoundPlan:
-    return opened.bind(Plan.from_json(document(THREE)))
+    return opened.bind(Plan.from_json(document(THREE)), Budget())
 
 
 def plan_of(bound: BoundPlan, seed: int = 0, **fields: object) -> Plan:

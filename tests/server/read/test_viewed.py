@@ -57,7 +57,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 def bound(catalog: Catalog, mixture: dict[str, float], layout: str = "windows", **more: Any) -> BoundPlan:
     stage = {"from_step": 0, "global_batch_size": 4, "mixture": mixture, **more}
     document = {"seq_len": SEQ_LEN, "seed": 7, "stages": [stage], **LAYOUTS[layout]}
-    return catalog.bind(Plan.from_json(document))
+    return catalog.bind(Plan.from_json(document), Budget())
 
 
 def reading_of(plan: BoundPlan, step: int) -> WindowReading:
@@ -187,7 +187,7 @@ def test_a_row_whose_pieces_are_all_excluded_is_end_of_text(tmp_path: Path) -> N
     with viewed_catalog(tmp_path, [lengths], {"hq": counts}) as catalog:
         document = {"seq_len": 12, "seed": 7, "rows": {"documents": {"block_documents": 99}}}
         stage = {"from_step": 0, "global_batch_size": 1, "mixture": {"hq": 1}, "exclude": {"hq": [[54, 80]]}}
-        plan = catalog.bind(Plan.from_json({**document, "stages": [stage]}))
+        plan = catalog.bind(Plan.from_json({**document, "stages": [stage]}), Budget())
         size = int(plan.sampler.num_windows[0])
         readings = [WindowReading(plan, Budget(), step=step, count=1, rank=0, rows=1) for step in range(size)]
         served = np.concatenate([each.read(0, 1) for each in readings])
@@ -309,7 +309,7 @@ def test_a_look_up_says_of_packed_rows_whether_a_piece_is_a_substitute(tmp_path:
     shards, counts, documents = random_plans(seed)
     with viewed_catalog(tmp_path, shards, {"hq": counts, "lq": [1] * len(counts)}) as catalog:
         try:
-            plan, plain = (catalog.bind(Plan.from_json(each)) for each in documents)
+            plan, plain = (catalog.bind(Plan.from_json(each), Budget()) for each in documents)
         except InvalidPlan:  # nothing is left
             return
         sampler, source = plan.sampler, plan.plan.sources.index("hq")

@@ -19,6 +19,7 @@ from corpus_server.readers import Prefetcher, Registry
 from corpus_server.readers import groups as groups_module
 from corpus_server.readers import registry as registry_module
 from corpus_server.readers.groups import Extent, Groups
+from corpus_server.work import Budget
 from tests.corpora import some_tokens, write_npy, write_raw
 from tests.pages import drop, resident_of
 from tests.serving import wait_until
@@ -67,7 +68,7 @@ def two_sources(folder: Path, share: float) -> Iterator[BoundPlan]:
     paths = [write_raw(folder / f"{name}.bin", some_tokens(25_000)) for name in "ab"]
     with Catalog.open([CorpusSpec(name=path.stem, path=path) for path in paths]) as opened:
         stage = Stage(global_batch_size=ROWS, mixture={"a": share, "b": 1 - share})
-        yield opened.bind(Plan(seq_len=SEQ_LEN, seed=0, order=ORDER, stages=(stage,)))
+        yield opened.bind(Plan(seq_len=SEQ_LEN, seed=0, order=ORDER, stages=(stage,)), Budget())
 
 
 def test_the_groups_of_all_sources_that_a_request_is_in_come_before_the_next_ones(
@@ -117,7 +118,7 @@ def test_the_groups_of_each_source_take_page_cache(tmp_path: Path) -> None:
         order = BoundedShuffle(block_windows=10, group_blocks=2)
         plan = Plan(seq_len=SEQ_LEN, seed=0, order=order, stride=50, stages=(stage,))
         tokens = 3 * 20 * 50 + SEQ_LEN
-        assert Groups(opened.bind(plan)).num_bytes == 2 * tokens + 4 * tokens + 4 * 2001
+        assert Groups(opened.bind(plan, Budget())).num_bytes == 2 * tokens + 4 * tokens + 4 * 2001
 
 
 @pytest.mark.parametrize("how", ["the next group", "the rank falls silent", "the catalogue is reloaded"])
@@ -132,7 +133,7 @@ def test_groups_come_from_the_disk_and_leave_the_page_cache(
     plan = Plan(seq_len=1024, order=BoundedShuffle(block_windows=512, group_blocks=2), stages=(stage,))
     specs = [CorpusSpec(name="web", path=path)]
     with Catalog.open(specs) as catalog, Catalog.open(specs) as reloaded:
-        bound, registry = catalog.bind(plan), Registry()
+        bound, registry = catalog.bind(plan, Budget()), Registry()
         prefetcher = Prefetcher(registry, 2**30)
 
         def share(number: int) -> float:

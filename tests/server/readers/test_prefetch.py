@@ -18,6 +18,7 @@ from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Prefetcher, Registry, prefetch
 from corpus_server.readers import registry as registry_module
 from corpus_server.readers.groups import Groups
+from corpus_server.work import Budget
 from tests.corpora import some_tokens, write_raw
 from tests.megatron import THREE, document, specs
 from tests.pages import drop
@@ -49,7 +50,7 @@ def bind(catalog: Catalog, *, rows: int = ROWS, seed: int = 0, order: object = "
     """Return a plan whose windows pass for cold: the kernel may keep pages that it was asked to drop."""
     catalog._opened.clear()  # a gatherer of its own, which tells what this plan asked for
     stage = Stage(global_batch_size=rows, mixture={"web": 1.0})
-    bound = catalog.bind(Plan(seq_len=SEQ_LEN, seed=seed, order=order, stages=(stage,)))  # type: ignore[arg-type]
+    bound = catalog.bind(Plan(seq_len=SEQ_LEN, seed=seed, order=order, stages=(stage,)), Budget())  # type: ignore[arg-type]
     bound.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]
     return bound
 
@@ -99,7 +100,7 @@ def num_threads() -> int:
 
 def test_of_rows_of_pieces_each_piece_is_asked_for(tmp_path: Path) -> None:
     with Catalog.open(specs(THREE, tmp_path)) as catalog, Disk(2**40) as disk:
-        bound = catalog.bind(Plan.from_json(document(THREE, 8)))
+        bound = catalog.bind(Plan.from_json(document(THREE, 8)), Budget())
         bound.gatherer.are_resident = lambda locations: False  # type: ignore[method-assign]
         pieces, _ = bound.sampler.pieces(2, range(8), count=bound.sampler.num_steps - 2)
         disk.ask(bound, 2)

@@ -15,6 +15,7 @@ from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry
 from corpus_server.readers import registry as module
 from corpus_server.readers.ahead import Ahead
+from corpus_server.work import Budget
 from tests.corpora import some_tokens, write_raw
 
 
@@ -60,7 +61,7 @@ class World:
 
     def bind(self, seed: int = 0) -> BoundPlan:
         stage = Stage(global_batch_size=8, mixture={"web": 1.0})
-        return self.catalog.bind(Plan(seq_len=16, seed=seed, stages=(stage,)))
+        return self.catalog.bind(Plan(seq_len=16, seed=seed, stages=(stage,)), Budget())
 
     def ask(
         self, step: int, *, rank: int = 0, bound: BoundPlan | None = None, **more: Any

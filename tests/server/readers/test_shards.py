@@ -15,6 +15,7 @@ from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import shards as module
 from corpus_server.readers.shards import PlannedShards, RankShards
 from corpus_server.stores import StagedFile
+from corpus_server.work import Budget
 from tests.corpora import some_tokens
 from tests.stores import WebServer
 
@@ -41,7 +42,7 @@ def bind(catalog: Catalog, *batch_sizes: int) -> BoundPlan:
         Stage(from_step=1000 * number, global_batch_size=size, mixture=mixture)
         for number, size in enumerate(batch_sizes)
     )
-    return catalog.bind(Plan(seq_len=10, seed=3, order="random", stages=stages))
+    return catalog.bind(Plan(seq_len=10, seed=3, order="random", stages=stages), Budget())
 
 
 def rank_of(bound: BoundPlan, step: int, rank: int = 0, world_size: int = 1) -> RankShards:

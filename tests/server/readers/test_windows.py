@@ -16,6 +16,7 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.windows import Windows
+from corpus_server.work import Budget
 from tests.corpora import some_tokens, spec, write_megatron, write_raw
 
 ROWS, SEQ_LEN = 4, 16
@@ -37,7 +38,7 @@ def bind(catalog: Catalog, *batch_sizes: int) -> BoundPlan:
         Stage(from_step=20 * number, global_batch_size=size, mixture={"web": 1.0})
         for number, size in enumerate(batch_sizes)
     )
-    return catalog.bind(Plan(seq_len=SEQ_LEN, stages=stages))
+    return catalog.bind(Plan(seq_len=SEQ_LEN, stages=stages), Budget())
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_a_balanced_rank_prefetches_what_it_is_dealt(tmp_path: Path) -> None:
     stage = {"global_batch_size": 2 * ROWS, "mixture": {"web": 1}}
     rows = {"documents": {"balance_ranks": True}}
     with Catalog.open([spec(tmp_path / "web.bin", "web", eot=0)]) as opened:
-        bound = opened.bind(Plan.from_json({"seq_len": SEQ_LEN, "rows": rows, "stages": [stage]}))
+        bound = opened.bind(Plan.from_json({"seq_len": SEQ_LEN, "rows": rows, "stages": [stage]}), Budget())
         for rank in range(2):
             turn = Windows(bound, rank, 2, range(7, 8)).next_turn(HORIZON * STEP_BYTES)
             assert turn is not None

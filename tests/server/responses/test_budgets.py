@@ -149,3 +149,39 @@ def test_an_end_of_the_server_leaves_nothing_of_a_table_that_was_being_built(tmp
         wait_until(lambda: not any(each.is_running() for each in began), "the end of the builder")
         # It may have been finished in the time that the server has to end.
         assert not [each for each in (server.state_dir / "tables").iterdir() if each.name.startswith(".")]
+
+
+def test_the_bound_of_a_response_holds_for_json_of_every_kind(tmp_path: Path) -> None:
+    """A difference of two plans once had 39 MB where 1 MB was allowed."""
+    path = write_megatron_lengths(tmp_path / "web", np.full(400, 10), eot=9)
+    bound = 1800
+    arguments = ["--max-response-bytes", str(bound)]
+    with RunningServer({"web": f"{path},eot=9"}, tmp_path, arguments=arguments) as server:
+        plans = []
+        for seed in range(1, 5):
+            document = one_source("web", 8, 32, seed=seed)
+            document["skip_steps"] = [[5 * k + seed, 5 * k + seed + 1] for k in range(20)]
+            plans.append(server.post_plan(document).json()["id"])
+        one, other, *_ = plans
+        span = {"start": 0, "stop": 2000}
+        asked: dict[str, dict[str, object]] = {
+            f"/v1/plans/{one}/diff": {"other": other, "steps": 100},
+            "/v1/lookup": {"plan": one, **span},
+            "/v1/corpora/web/spans": {"count": 2000},
+            "/v1/corpora/web/statistics": {},
+            f"/v1/plans/{one}/rows": {"step": 0, "count": 32},
+            "/v1/corpora/web/tokens": {"count": 1000, "format": "json"},
+            "/v1/plans": {},
+        }
+        for target, query in asked.items():
+            problem = check_problem(server.get(target, **query), 422, "response-too-large")
+            assert "--max-response-bytes" in problem["remedy"], target
+        found = [
+            server.get("/v1/lookup", plan=one, token=0),
+            server.get(f"/v1/plans/{one}"),
+            server.get("/v1/corpora"),
+            server.get("/v1/corpora/web"),
+            server.get("/v1/corpora/web/tokens", count=100, format="json"),
+        ]
+        assert {each.status for each in found} == {200}
+        assert max(len(each.body) for each in found) <= bound

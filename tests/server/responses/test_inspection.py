@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from corpus_server.admission.admission import Admission
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import ResponseTooLarge
 from corpus_server.responses.questions import samples
@@ -95,7 +95,7 @@ def found_by(work: Any) -> Any:
 
 
 def post(service: Service, document: dict[str, Any]) -> str:
-    return service.plans.keep_document(json.dumps(document).encode()).plan.id
+    return service.plans.keep_document(json.dumps(document).encode(), ANYONE, Budget())[0].plan.id
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import ResponseTooLarge
 from corpus_server.responses.question import StepQuery
@@ -31,6 +31,13 @@ PLAN: dict[str, Any] = {**one_source("web", SEQ_LEN, ROWS, seed=5), "skip_steps"
 LENGTHS = (200, 150, 400)
 DOCUMENTS = ([1, 2, 3, 9], [4, 9], [5, 6, 7, 8, 9])
 GET = RequestHead("GET", b"/", {})
+
+
+def naming(plan_id: str) -> RequestHead:
+    """A request whose URL names the plan by its whole id, so that its response is immutable."""
+    return RequestHead("GET", f"/?plan={plan_id}".encode(), {})
+
+
 IMMUTABLE = "public, max-age=31536000, immutable"
 
 
@@ -55,7 +62,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def post(service: Service, document: dict[str, Any]) -> str:
-    return service.plans.keep_document(json.dumps(document).encode()).plan.id
+    return service.plans.keep_document(json.dumps(document).encode(), ANYONE, Budget())[0].plan.id
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +81,7 @@ def test_a_receipt_is_the_checksum_of_all_rows(
 ) -> None:
     parts = [some_tokens(length, seed=number) for number, length in enumerate(LENGTHS)]
     rows = [parts[shard][start : start + SEQ_LEN + 1] for shard, start in located(service, plan_id, step)]
-    response = receipt(service, plan_id, StepQuery(step=str(step)), GET, Budget())
+    response = receipt(service, plan_id, StepQuery(step=str(step)), naming(plan_id), Budget())
     assert json.loads(body(response)) == {
         "plan": plan_id,
         "step": step,
@@ -180,7 +187,7 @@ def test_what_is_looked_up_is_named_in_one_of_three_ways(
     service: Service, asked: dict[str, str], start: int, stop: int
 ) -> None:
     plan_id = docs_plan(service)
-    response = lookup(service, LookupQuery(plan=plan_id, epochs="3", **asked), GET, Budget())
+    response = lookup(service, LookupQuery(plan=plan_id, epochs="3", **asked), naming(plan_id), Budget())
     found = json.loads(body(response))
     rows = found.pop("rows")
     assert found == {

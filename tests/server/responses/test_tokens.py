@@ -15,7 +15,7 @@ import xxhash
 
 from corpus_server import metrics
 from corpus_server.admission.admission import Admission
-from corpus_server.admission.request import RequestHead
+from corpus_server.admission.request import ANYONE, RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
     ResponseTooLarge,
@@ -64,7 +64,9 @@ class World:
     def __init__(self, service: Service, tokens: dict[str, np.ndarray]) -> None:
         self.service, self.tokens = service, tokens
         self.text, self.web = (service.catalog.corpus(name) for name in ("text", "web"))
-        self.bound: BoundPlan = service.plans.keep_document(json.dumps(DOCUMENT).encode())
+        self.bound: BoundPlan = service.plans.keep_document(json.dumps(DOCUMENT).encode(), ANYONE, Budget())[
+            0
+        ]
 
     def rows(self, step: int, count: int = 1) -> np.ndarray:
         """Where the global batches of some steps lie: `(count, rows, 2)`, by the sampler."""
@@ -94,10 +96,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(service, tokens)
 
 
-def charged() -> tuple[Budget, list[int]]:
+def charged(max_response_bytes: int = 2**40) -> tuple[Budget, list[int]]:
     """Return a budget, and the bytes of the response that it claims."""
     found: list[int] = []
-    return Budget(claim=found.append), found
+    return Budget(claim=found.append, max_response_bytes=max_response_bytes), found
 
 
 def query(world: World, **given: Any) -> BatchesQuery:
@@ -108,14 +110,18 @@ def counted(response: Response) -> dict[tuple[str, ...], float]:
     """Return what a response counts when it was sent: tokens by corpus, and by plan and run."""
     kinds = metrics.TOKENS, metrics.PLAN_TOKENS
     before = [kind.numbers() for kind in kinds]
-    if response.source is not None:
-        metrics.count_tokens(response.source, response.num_tokens, "")
+    response.sent()
     return {
         labels: number - old.get(labels, [0])[0]
         for kind, old in zip(kinds, before, strict=True)
         for labels, (number,) in kind.numbers().items()
         if [number] != old.get(labels)
     }
+
+
+def naming(world: World) -> RequestHead:
+    """A request whose URL names the plan by its whole id, so that its response is immutable."""
+    return RequestHead("GET", f"/?plan={world.bound.plan.id}".encode(), {})
 
 
 RANK = {"count": "2", "rank": "1", "world_size": "2"}
@@ -126,7 +132,7 @@ def test_a_batch_is_sent_with_all_that_is_said_of_it(world: World) -> None:
     """Over a step that is skipped: training step 4 is step 6 of the plan."""
     budget, charges = charged()
     with patch.object(world.service.readers, "note", wraps=world.service.readers.note) as note:
-        response = batches(world.service, query(world, **RANK, step="4"), GET, budget)
+        response = batches(world.service, query(world, **RANK, step="4"), naming(world), budget)
     right = world.batch(4, 2)[:, 3:]
     content = body(response)
     assert content == right.tobytes()
@@ -169,7 +175,7 @@ def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
 def test_indices_say_where_the_rows_lie(world: World, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", 2)  # rows located at once
     budget, charges = charged()
-    response = indices(world.service, query(world, **RANK, step="4", format=chosen), GET, budget)
+    response = indices(world.service, query(world, **RANK, step="4", format=chosen), naming(world), budget)
     right = world.rows(4, 2).reshape(2, ROWS, 2)[:, 3:]
     plan_id = world.bound.plan.id
     content = body(response)
@@ -278,12 +284,12 @@ def test_the_pieces_of_rows_are_counted_and_limited(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("corpus_server.read.reading.MAX_LOCATED_ROWS", 3)
     settings = Settings(corpora=tuple(specs(THREE, tmp_path)), state_dir=tmp_path / "state")
     with Service.open(settings) as service:
-        bound = service.plans.keep_document(json.dumps(document(THREE, 8)).encode())
+        bound = service.plans.keep_document(json.dumps(document(THREE, 8)).encode(), ANYONE, Budget())[0]
 
         def ask(chosen: str, **limits: int) -> tuple[bytes, list[int]]:
             limited = Admission(replace(settings, **limits), service.access)
             monkeypatch.setattr(service, "admission", limited)
-            budget, charges = charged()
+            budget, charges = charged(limited.settings.max_response_bytes)
             asked = {"plan": bound.plan.id, "step": "4", "count": "2", "format": chosen}
             return body(indices(service, BatchesQuery.model_validate(asked), GET, budget)), charges
 

@@ -14,6 +14,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.work import Budget
 from tests.corpora import some_tokens, write_raw
 from tests.pages import drop, resident_of
 from tests.serving import RunningServer, wait_until
@@ -36,7 +37,9 @@ def corpus(tmp_path: Path) -> Path:
 
 def bind(catalog: Catalog) -> BoundPlan:
     """Return the plan that QUERY spells."""
-    return catalog.bind(Plan(seq_len=SEQ_LEN, stages=(Stage(global_batch_size=ROWS, mixture={"web": 1.0}),)))
+    return catalog.bind(
+        Plan(seq_len=SEQ_LEN, stages=(Stage(global_batch_size=ROWS, mixture={"web": 1.0}),)), Budget()
+    )
 
 
 def pages_of(corpus: Path, steps: range) -> np.ndarray:

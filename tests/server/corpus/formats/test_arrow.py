@@ -266,6 +266,6 @@ def test_documents_of_several_batches_are_packed(tmp_path: Path) -> None:
     document = {"seq_len": 7, "rows": "documents", "stages": [stage]}
     with Catalog.open([spec(path, eot=0)]) as catalog:
         assert len(catalog.corpora["c"].shards) == 7
-        plan = catalog.bind(Plan.from_json(document))
+        plan = catalog.bind(Plan.from_json(document), Budget())
         reading = WindowReading(plan, Budget(), step=0, count=5, rank=0, rows=10)
         assert sorted(reading.read(0, 50).tolist()) == rows

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corpus_server.errors import ResponseTooLarge
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.questions.diff import (
     FieldChange,
@@ -136,8 +137,8 @@ CASES: list[tuple[str, Plan, Plan, list[tuple[str, Any, Any]], int | None]] = [
 def test_fields_and_how_far_documents_tell_that_rows_are_equal(
     a: Plan, b: Plan, changes: list[tuple[str, Any, Any]], equal_steps: int | None
 ) -> None:
-    assert changed_fields(a, b) == [change(name, one, other) for name, one, other in changes]
-    assert changed_fields(b, a) == [change(name, other, one) for name, one, other in changes]
+    assert changed_fields(a, b, Budget()) == [change(name, one, other) for name, one, other in changes]
+    assert changed_fields(b, a, Budget()) == [change(name, other, one) for name, one, other in changes]
     assert count_equal_steps(a, b) == count_equal_steps(b, a) == equal_steps
 
 
@@ -148,21 +149,28 @@ def change(name: str, a: Any, b: Any) -> FieldChange:
     return FieldChange(field=name, a=a, b=b)
 
 
-def test_of_many_ranges_and_fields_the_first_are_shown_with_their_number() -> None:
+def test_of_many_ranges_the_first_are_shown_with_their_number() -> None:
     """A response of a megabyte must not take forty."""
     ranges = [[3 * k, 3 * k + 1] for k in range(400_000)]
-    (found,) = changed_fields(plan(skip_steps=ranges), plan(skip_steps=[*ranges[5:], [2 * 10**6, 3 * 10**6]]))
+    (found,) = changed_fields(
+        plan(skip_steps=ranges), plan(skip_steps=[*ranges[5:], [2 * 10**6, 3 * 10**6]]), Budget()
+    )
     assert found == FieldChange(
         field="skip_steps", a=ranges[:5], b=[[2 * 10**6, 3 * 10**6]], num_a=5, num_b=1
     )
-    (found,) = changed_fields(plan(skip_steps=ranges), plan())
+    (found,) = changed_fields(plan(skip_steps=ranges), plan(), Budget())
     assert (found.a, found.b, found.num_a, found.num_b) == (ranges[:100], [], 400_000, 0)
+
+
+def test_more_fields_than_a_response_may_hold_are_refused() -> None:
     stages = [[stage(WEB, 10 * k, global_batch_size=size) for k in range(400)] for size in (4, 5)]
     excluding = [{**each, "exclude": {"web": [[k, k + 1]]}} for k, each in enumerate(stages[1])]
     more = [{**each, "mixture": {"web": 1, "code": 1}} for each in excluding]
-    fields = changed_fields(plan(*stages[0]), plan(*more))
-    assert len(fields) == 1001
-    assert fields[-1].field.endswith("more fields")
+    plans = plan(*stages[0]), plan(*more)
+    fields = changed_fields(*plans, Budget(max_response_bytes=200_000))
+    assert len({each.field for each in fields}) == len(fields) > 1600
+    with pytest.raises(ResponseTooLarge, match="at most 80000 bytes"):
+        changed_fields(*plans, Budget(max_response_bytes=80_000))
 
 
 @lru_cache(maxsize=8)
