@@ -16,6 +16,7 @@ from corpus_server.http.connection import Connection
 from corpus_server.plan import Plan
 from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
+from corpus_server.work import Budget
 from tests.corpora import write_raw
 from tests.layers import chapter, entered_files
 from tests.server.test_imports import LEVELS, PACKAGE
@@ -55,7 +56,8 @@ def test_the_picture_of_a_bounded_shuffle_is_that_of_the_code(tmp_path: Path) ->
     order = {"shuffle": {"block_windows": 3, "group_blocks": 2}}
     stages = [{"global_batch_size": 10, "mixture": {"a": 1}}]
     with Catalog.open([CorpusSpec(name="a", path=path)]) as catalog:
-        plan = catalog.bind(Plan.from_json({"seq_len": 1, "seed": 0, "order": order, "stages": stages}))
+        document = {"seq_len": 1, "seed": 0, "order": order, "stages": stages}
+        plan = catalog.bind(Plan.from_json(document), budget=Budget())
         windows = plan.sampler.locate(0)[0][:, 1].tolist()
     drawn = chapter((ROOT / "docs" / "plans.md").read_text(), "Bounded shuffle")
     line = drawn.partition("\n    window ")[2].partition("\n")[0]
