@@ -20,7 +20,7 @@ NAMING: Final = {"id": ("id",), "source": ("source", "url", "file_path")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class Metadata:
     """Rows of metadata.
 
     Attributes:
@@ -36,7 +36,7 @@ class Found:
 
 def find_metadata(
     corpus: Corpus, documents: Iterable[int], budget: Budget, columns: Collection[str] | None = None
-) -> Found:
+) -> Metadata:
     """Read the metadata of documents, numbered as in the corpus's files, as JSON shows it.
 
     Args:
@@ -44,13 +44,13 @@ def find_metadata(
     """
     try:
         if (table := corpus.metadata()) is None:
-            return Found(rows={})
-        found = table.rows(documents, budget, columns)
+            return Metadata(rows={})
+        rows = table.rows(documents, budget, columns)
     except CorpusServerError as error:
         folder = corpus.metadata_paths[0].parent.parent  # clients need not know where the corpus lies
-        return Found(rows={}, problem=f"corpus {corpus.name!r}: {error.detail.replace(f'{folder}/', '')}")
-    return Found(
-        rows={number: {name: shown(value) for name, value in its.items()} for number, its in found.items()},
+        return Metadata(rows={}, problem=f"corpus {corpus.name!r}: {error.detail.replace(f'{folder}/', '')}")
+    return Metadata(
+        rows={number: {name: shown(value) for name, value in row.items()} for number, row in rows.items()},
         tag=table.tag,
     )
 

@@ -167,15 +167,15 @@ def shards(
     first_step = np.full(len(bound.shards), -1, dtype=np.int64)
     num_steps = max(1, at_once // max(rows, 1))
     for first in range(step, step + count, num_steps):
-        its = min(num_steps, step + count - first)
+        num_now = min(num_steps, step + count - first)
         for begin in range(0, rows, at_once):
             part = range(begin, min(begin + at_once, rows))
-            which, numbers = bound.sampler.shards(first, part, count=its)
+            which, numbers = bound.sampler.shards(first, part, count=num_now)
             num_rows += np.bincount(numbers, minlength=num_rows.size)
-            found, at = np.unique(numbers, return_index=True)  # the first row of each, and so the first step
-            new = first_step[found] < 0
-            first_step[found[new]] = first + which[at[new]] // len(part)
-            budget.spend(rows=its * len(part) * cost)
+            met, at = np.unique(numbers, return_index=True)  # the first row of each, and so the first step
+            new = first_step[met] < 0
+            first_step[met[new]] = first + which[at[new]] // len(part)
+            budget.spend(rows=num_now * len(part) * cost)
     used = np.flatnonzero(num_rows)
     listed = []
     for number in used[np.argsort(first_step[used], kind="stable")].tolist():

@@ -124,9 +124,9 @@ def document(
     tag = ""
     if corpus.metadata_paths and choose_format(request, query, "json") == "json":
         own = fields.get("base_document", own)
-        found = find_metadata(corpus, [own], budget)
-        fields |= {"metadata": found.rows.get(own), "metadata_problem": found.problem}
-        tag = found.tag
+        metadata = find_metadata(corpus, [own], budget)
+        fields |= {"metadata": metadata.rows.get(own), "metadata_problem": metadata.problem}
+        tag = metadata.tag
     response = token_range(
         service, corpus, start, stop, query, request, budget, default="json", fields=fields, tag=tag
     )
@@ -153,7 +153,7 @@ def spans(
     for span in text.spans(corpus, query.start, tokens.tolist(), mask):
         shown.append(span)
         budget.spend()
-    found = Spans(
+    fields = Spans(
         corpus=corpus.name,
         start=query.start,
         base_start=corpus.base_token(query.start) if query.start < corpus.num_tokens else None,
@@ -161,7 +161,7 @@ def spans(
         num_tokens=corpus.num_tokens,
         spans=shown,
     )
-    return json_response(found, NO_STORE, budget)
+    return json_response(fields, NO_STORE, budget)
 
 
 def token_range(

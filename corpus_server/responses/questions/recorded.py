@@ -161,20 +161,21 @@ def recordings(service: Service, query: QueryParameters, request: RequestHead, b
     """List what runs recorded, as far as the caller may read their sources."""
     listed = []
     for name in service.recordings.names():
-        found = service.recordings.open(name, budget)
-        if all(map(request.caller.may_read, _to_read(found))):
-            start, stop = found.steps
-            its = Recorded(
-                name=name,
-                plans=list(found.plans),
-                sources=list(found.sources),
-                start=start,
-                stop=stop,
-                num_rows=sum(part.num_rows for part in found.parts),
-                num_files=len(found.parts),
-                unreadable=dict(list(found.unreadable.items())[:10]),
+        recording = service.recordings.open(name, budget)
+        if all(map(request.caller.may_read, _to_read(recording))):
+            start, stop = recording.steps
+            listed.append(
+                Recorded(
+                    name=name,
+                    plans=list(recording.plans),
+                    sources=list(recording.sources),
+                    start=start,
+                    stop=stop,
+                    num_rows=sum(part.num_rows for part in recording.parts),
+                    num_files=len(recording.parts),
+                    unreadable=dict(list(recording.unreadable.items())[:10]),
+                )
             )
-            listed.append(its)
     return json_response(RecordedList(recordings=listed), NO_STORE, budget)
 
 
@@ -187,21 +188,22 @@ def losses(
     service: Service, name: RecordingName, query: LossesQuery, request: RequestHead, budget: Budget
 ) -> Response:
     """Return the mean loss of each source over steps."""
-    found, start, stop = _opened(service, name, query, request.caller, budget)
-    sums = sum_losses(found, start, stop, query.points, budget)
+    recording, start, stop = _opened(service, name, query, request.caller, budget)
+    sums = sum_losses(recording, start, stop, query.points, budget)
     total = sums.counts.sum(axis=0)
     overall = sums.sums.sum(axis=0) / np.where(total, total, np.nan)
     fields = Losses(
         recording=name,
-        plans=list(found.plans),
+        plans=list(recording.plans),
         start=start,
         stop=stop,
         width=sums.width,
         steps=list(range(start, stop, sums.width)),
         all=_numbers(overall),
-        losses={source: _numbers(each) for source, each in zip(found.sources, sums.means(), strict=True)},
+        losses={source: _numbers(each) for source, each in zip(recording.sources, sums.means(), strict=True)},
         rows={
-            source: each.astype(int).tolist() for source, each in zip(found.sources, sums.counts, strict=True)
+            source: each.astype(int).tolist()
+            for source, each in zip(recording.sources, sums.counts, strict=True)
         },
         num_rows=sums.num_rows,
         ranks_apart=sums.ranks_apart,
@@ -214,8 +216,8 @@ def spikes(
     service: Service, name: RecordingName, query: SpikesQuery, request: RequestHead, budget: Budget
 ) -> Response:
     """Return the rows that lost more than others of their source in the same steps, and their documents."""
-    found, start, stop = _opened(service, name, query, request.caller, budget)
-    best, sums = find_spikes(found, start, stop, query.count, budget)
+    recording, start, stop = _opened(service, name, query, request.caller, budget)
+    best, sums = find_spikes(recording, start, stop, query.count, budget)
     plans, unresolved = dict[str, BoundPlan](), dict[str, str]()
     for plan_id in dict.fromkeys(spike.part.plan for spike in best):
         try:
@@ -225,7 +227,7 @@ def spikes(
         budget.spend()
     rows, scores = list[SpikeRow](), defaultdict[tuple[str, int], list[tuple[float, SpikeRow]]](list)
     for spike in best:
-        source, bound = found.sources[spike.source], plans.get(spike.part.plan)
+        source, bound = recording.sources[spike.source], plans.get(spike.part.plan)
         number, documents = spike.row, None
         if bound is not None:
             try:
@@ -250,11 +252,11 @@ def spikes(
         SpikeDocument(
             source=source,
             document=document,
-            num_rows=len(its),
-            score=sum(score for score, _ in its),
-            **{key: getattr(its[0][1], key) for key in ("plan", "step", "row")},
+            num_rows=len(shares),
+            score=sum(score for score, _ in shares),
+            **{key: getattr(shares[0][1], key) for key in ("plan", "step", "row")},
         )
-        for (source, document), its in scores.items()
+        for (source, document), shares in scores.items()
     ]
     fields = Spikes(
         recording=name,
@@ -273,17 +275,17 @@ def _opened(
     service: Service, name: str, query: RecordedQuery, caller: Caller, budget: Budget
 ) -> tuple[Recording, int, int]:
     """Return a recording and the asked steps of it: (start, stop)."""
-    found = service.recordings.open(name, budget)
-    if not all(map(caller.may_read, _to_read(found))):
+    recording = service.recordings.open(name, budget)
+    if not all(map(caller.may_read, _to_read(recording))):
         raise UnknownRecording.of(name)  # a refusal would tell that it exists, and of what it is
-    first, last = found.steps
+    first, last = recording.steps
     start = max(query.start, first)
-    return found, start, max(start, last if query.stop is None else min(query.stop, last))
+    return recording, start, max(start, last if query.stop is None else min(query.stop, last))
 
 
-def _to_read(found: Recording) -> tuple[str, ...]:
+def _to_read(recording: Recording) -> tuple[str, ...]:
     """Return the corpora that one must be allowed to read; all, where no file says which they are."""
-    return found.sources or ("*",)
+    return recording.sources or ("*",)
 
 
 def _resolved(bound: BoundPlan, spike: Spike) -> tuple[int, list[RowDocument] | None]:

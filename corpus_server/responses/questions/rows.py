@@ -14,7 +14,7 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
 from corpus_server.read.reading import WindowReading
 from corpus_server.read.text import Span, spans
-from corpus_server.responses.documents import Found, find_metadata, named, naming_columns
+from corpus_server.responses.documents import Metadata, find_metadata, named, naming_columns
 from corpus_server.responses.question import PlanId, StepQuery, integer, question
 from corpus_server.responses.response import NO_STORE, PLAN_HEADER, Response, json_response
 from corpus_server.responses.service import Service
@@ -101,10 +101,10 @@ def rows(
     first_shard = {name: n for n, (name, _) in reversed(list(enumerate(bound.shards)))}
     shown: list[Row] = []
     places = range(query.first, query.first + count)
-    found, borders = bound.sampler.pieces(step, places, world_size=world_size)
+    located, borders = bound.sampler.pieces(step, places, world_size=world_size)
     (numbers,) = bound.sampler.row_numbers(step, places, world_size=world_size).tolist()
     for place, number, (first, stop) in zip(places, numbers, pairwise(borders.tolist()), strict=True):
-        pieces = found[first:stop].tolist()
+        pieces = located[first:stop].tolist()
         name, shard = bound.shards[pieces[0][0]]
         corpus = bound.corpora[name].base
         (tokens,) = whole.read(place, 1)
@@ -114,16 +114,17 @@ def rows(
             begins.append(corpus.starts[shard_number - first_shard[name]] + start)
             texts += spans(corpus, begins[-1], left[:length], mask and mask[:length])
             left, mask = left[length:], mask and mask[length:]
-        its = Row(
-            row=number,
-            corpus=name,
-            shard=shard.name,
-            start=begins[0],
-            spans=texts,
-            unused=len(left),
-            documents=None,
+        shown.append(
+            Row(
+                row=number,
+                corpus=name,
+                shard=shard.name,
+                start=begins[0],
+                spans=texts,
+                unused=len(left),
+                documents=None,
+            )
         )
-        shown.append(its)
         budget.spend(rows=1, num_bytes=tokens.nbytes)
     corpora = {name: corpus.base for name, corpus in bound.corpora.items()}
     shown, problems = _name_documents(corpora, shown, budget, all_columns=query.metadata == "all")
@@ -151,26 +152,26 @@ def _name_documents(
         if corpora[row.corpus].metadata_paths:
             wanted.setdefault(row.corpus, set()).update(_documents_of(row))
         num_named += 1
-    found: dict[str, Found] = {}
+    metadata: dict[str, Metadata] = {}
     for name, numbers in wanted.items():
         columns = None if all_columns else naming_columns()
-        found[name] = find_metadata(corpora[name], numbers, budget, columns)
+        metadata[name] = find_metadata(corpora[name], numbers, budget, columns)
 
     def named_in(row: Row) -> list[NamedDocument]:
-        its = found[row.corpus].rows if row.corpus in found else {}
+        known = metadata[row.corpus].rows if row.corpus in metadata else {}
         return [
             NamedDocument(
                 document=number,
-                id=named(its[number], "id"),
-                source=named(its[number], "source"),
-                metadata=its[number] if all_columns else None,
+                id=named(known[number], "id"),
+                source=named(known[number], "source"),
+                metadata=known[number] if all_columns else None,
             )
             for number in _documents_of(row)
-            if number in its
+            if number in known
         ]
 
     shown = [replace(row, documents=named_in(row)) for row in rows[:num_named]]
-    problems = [its.problem for its in found.values() if its.problem is not None]
+    problems = [each.problem for each in metadata.values() if each.problem is not None]
     return [*shown, *rows[num_named:]], problems
 
 

@@ -136,6 +136,11 @@ class BuildOptions(Strict):
                 raise InvalidParameter(f"{name} must be left out with --rows packed: {why}", parameter=name)
 
     @property
+    def reads_text(self) -> bool:
+        """Whether documents are texts, and neither token ids nor conversations."""
+        return self.column is None and self.chat is None
+
+    @property
     def is_packed(self) -> bool:
         """Whether rows are one running text."""
         return self.rows == "packed"

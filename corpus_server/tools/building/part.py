@@ -163,7 +163,7 @@ def _size(document: Document) -> int:
 
 def _encode(batch: Sequence[Document], options: BuildOptions) -> list[Tokens | UnreadableCorpus]:
     """Return the token ids of each document, or why it has none."""
-    if options.tokenizer is None or options.column is not None or options.chat is not None:
+    if not options.reads_text:
         return [each.error or _check_range(each, options.vocab_size or MAX_IDS) for each in batch]
     # SentencePiece gives a token for an empty text, too.
     encoded = iter(_encode_texts([each for each in batch if each.content], options))
@@ -247,9 +247,7 @@ def _render_chat(document: Document, options: BuildOptions) -> Document:
 
 def _dropped(document: Document, options: BuildOptions) -> str:
     """Return the characters of a document for which the tokenizer has no token."""
-    if options.tokenizer is None or options.column is not None or options.chat is not None:
-        return ""
-    return _tokenizer(options.tokenizer).dropped(document.content)
+    return "" if not options.reads_text else _tokenizer(str(options.tokenizer)).dropped(document.content)
 
 
 def _check_range(document: Document, limit: int) -> Tokens | UnreadableCorpus:

@@ -67,7 +67,10 @@ def test_a_build_ends_with_what_was_read_and_what_was_left_out(tmp_path: Path) -
     [
         ((), "tokenizer must be 'gpt2' or another model of the Hugging Face Hub, a tokenizer.json, "),
         (("--tokenizer", "bytes", "--split", "val"), "split must be NAME=SHARE, for example val=0.001"),
-        (("--tokenizer", "bytes", "--split", "web=0.1"), "split must be one of dev, eval, test, val"),
+        (
+            ("--tokenizer", "bytes", "--split", "web=0.1"),
+            "split must be one of dev, eval, holdout, test, val",
+        ),
         (("--tokenizer", "bytes"), "a.jsonl: line 2: is not JSON"),
         (("--column", "ids"), "no end-of-text token is known, because there is no tokenizer"),
     ],

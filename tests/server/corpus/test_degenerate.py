@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from corpus_server.corpus.degenerate import find_degenerate
 from tests.corpora import open_corpus, some_tokens, write_npy
+from tests.server.corpus.test_tokenizers import write_tokenizer_json
 from tests.server.tools.building.sources import build_here, texts, write_jsonl
 from tests.serving import run_here
 
@@ -32,6 +33,41 @@ def test_a_shard_of_unknown_words_is_named_by_build_verify_and_inspect(tmp_path:
         assert told in line
         assert "sampled tokens are 0 '<unk>': was the text encoded by the right tokenizer?" in line
     assert run_here("inspect", out).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["the same text, again and again"] * 200, "all of 64 sampled documents, of 200, are equal"),
+        (list("abcdefgh") * 25, "all of 64 sampled documents, of 200, have one token"),
+    ],
+)
+def test_documents_that_are_all_alike_are_named_by_the_same_commands(
+    tmp_path: Path, rows: list[str], message: str
+) -> None:
+    source, out = write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "out"
+    for arguments in (
+        ("build", source, "--tokenizer", "bytes", "--out", out),
+        ("verify", out),
+        ("inspect", out, "--stats"),
+    ):
+        said = run_here(*arguments)
+        assert said.returncode == 0
+        assert message in " ".join(said.stderr.split())
+
+
+def test_ids_beyond_the_vocabulary_are_named_and_refused_by_build(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer_json(tmp_path)  # of 300 ids
+    ids = some_tokens(5000, dtype="uint16", vocabulary=299)
+    ids[::50] = 300
+    write_npy(tmp_path / "0.npy", ids, dtype="uint16")
+    for command in (("verify",), ("inspect", "--stats"), ("inspect",)):
+        said = run_here(*command, tmp_path)
+        assert "holds token 300, but the ids of its tokenizer" in " ".join(said.stderr.split())
+    source = write_jsonl(tmp_path / "a.jsonl", [ids.tolist()], field="ids")
+    said = run_here("build", source, "--column", "ids", "--tokenizer", tokenizer, "--out", tmp_path / "out")
+    assert said.returncode == 2
+    assert "line 1: token id 300 is outside [0, 300); is it the column of ids, and their tok" in said.stderr
 
 
 def test_documents_that_are_all_alike_are_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,35 @@ def write_feather(folder: Path, **columns: Sequence[Any]) -> Path:
     return path
 
 
-@pytest.fixture(params=[write_parquet, write_lines, write_feather])
+def write_mds(folder: Path, **columns: Sequence[Any]) -> Path:
+    """Write a shard of MDS by its layout, as mosaicml-streaming writes arrays of any length."""
+    arrays = {name: [np.array([] if row is None else row) for row in rows] for name, rows in columns.items()}
+    kinds = {name: {"i": "<i4", "b": "u1", "f": "<f4"}[rows[-1].dtype.kind] for name, rows in arrays.items()}
+    config = {
+        "column_names": list(columns),
+        "column_encodings": [f"ndarray:{np.dtype(kind).name}" for kind in kinds.values()],
+        "column_sizes": [None] * len(columns),
+    }
+    samples = []
+    for number in range(len(next(iter(arrays.values())))):
+        # The number of axes and the type of their lengths share a byte, then come the lengths.
+        values = [
+            bytes([1 << 2 | 2])
+            + struct.pack("<I", rows[number].size)
+            + rows[number].astype(kinds[name]).tobytes()
+            for name, rows in arrays.items()
+        ]
+        samples.append(struct.pack(f"<{len(values)}I", *map(len, values)) + b"".join(values))
+    head = json.dumps(config).encode()
+    offsets = 8 + 4 * len(samples) + len(head) + np.cumsum([0, *map(len, samples)])
+    path = folder / "shard.00000.mds"
+    path.write_bytes(
+        struct.pack("<I", len(samples)) + offsets.astype("<u4").tobytes() + head + b"".join(samples)
+    )
+    return path
+
+
+@pytest.fixture(params=[write_parquet, write_lines, write_feather, write_mds])
 def write(request: pytest.FixtureRequest) -> Callable[..., Path]:
     return request.param
 
@@ -132,7 +161,7 @@ def test_the_end_of_text_is_learnt_with_the_last_token(tmp_path: Path, write: Ca
         (
             "weights",
             [[1, 0], [1, 1], [0, 2]],
-            "row 2|line 3: expected 0 and 1 in 'weights', got 2 at token 1",
+            "(row|sample) 2|line 3: expected 0 and 1 in 'weights', got 2 at token 1",
         ),
         (
             "weights",
@@ -151,6 +180,34 @@ def test_a_field_that_is_no_mask_is_refused(
     with pytest.raises(UnreadableCorpus, match=message):
         built(source, mask=(name,))
     built(source, mask=("none",))
+
+
+def test_rows_of_the_real_writer_of_mds_give_the_same(tmp_path: Path) -> None:
+    streaming = pytest.importorskip("streaming")
+    columns = {"input_ids": PADDED, "attention_mask": ATTENTION, "labels": LABELS}
+    with streaming.MDSWriter(
+        out=str(tmp_path / "in"), columns=dict.fromkeys(columns, "ndarray:int64")
+    ) as out:
+        for row in zip(*columns.values(), strict=True):
+            out.write({name: np.array(value) for name, value in zip(columns, row, strict=True)})
+    found = built(tmp_path / "in", mask=("labels", "attention_mask"))
+    assert found == (joined(DOCUMENTS), joined(TARGETS))
+    with pytest.raises(UnreadableCorpus, match="'labels' says that token 0 is no target"):
+        built(tmp_path / "in", mask=(), rows=None)
+
+
+@pytest.mark.parametrize("items", ["dict", "padded"])
+def test_padded_items_of_the_real_writer_of_litdata_are_refused(tmp_path: Path, items: str) -> None:
+    writer = pytest.importorskip("litdata.streaming.writer")
+    out = writer.BinaryWriter(str(tmp_path / "in"), chunk_bytes=10_000)
+    for number, (row, mask) in enumerate(zip(PADDED, ATTENTION, strict=True)):
+        ids = np.array(row, "i4")
+        out[number] = {"input_ids": ids, "attention_mask": np.array(mask)} if items == "dict" else ids
+    out.done()
+    out.merge()
+    message = {"dict": "expected one array of token ids", "padded": "end with token 0 several times"}[items]
+    with pytest.raises(UnreadableCorpus, match=message):
+        built(tmp_path / "in", rows=None)
 
 
 def test_a_mask_that_nothing_gives_is_refused(tmp_path: Path) -> None:
