@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from corpus_client import errors
 from corpus_client.batch import Batch
 from corpus_client.loader import CorpusLoader
+from corpus_client.network.options import Network
+from corpus_client.network.own_server import OwnServer, Servers, resolved
 from corpus_client.plan import trainers
 from corpus_client.plan.document import MAX_STEP, integer
 from corpus_client.plan.state import EPOCH, NumSteps, Steps, make_state
@@ -65,7 +67,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: Servers,
         *,
         dtype: torch.dtype | None = torch.int64,
         start_step: int = 0,
@@ -84,7 +86,9 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         self._asked, self._part = placement, placement.find()
         self.place = self._part[:2]  # rank and world size whose rows the batches have
         self.declared = False  # whether `integrations.accelerate.already_sharded` has compared the place
-        self._urls = urls
+        self._urls = resolved(urls, options.get("network") or Network())
+        # A pass must not begin with the start of a server. A worker that this is sent to holds it, too.
+        self._hold = self._urls.hold() if isinstance(self._urls, OwnServer) else None
         self._dtype = dtype
         self._start_step = integer("start_step", start_step, 0, MAX_STEP)
         self._is_epoch = num_steps == EPOCH

@@ -16,6 +16,7 @@ from corpus_client import errors
 from corpus_client.batch import Batch, Origin
 from corpus_client.network import control
 from corpus_client.network.options import Network
+from corpus_client.network.own_server import Servers
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.observe.recorder import Recorder, write_trace
@@ -27,10 +28,9 @@ from corpus_client.plan.document import (
     PlanArgument,
     integer,
     next_stage,
-    requested_plan,
 )
 from corpus_client.plan.hints import hint
-from corpus_client.plan.state import NumSteps, PlanLoader
+from corpus_client.plan.state import NumSteps, PlanLoader, lets_go_on_error
 from corpus_client.plan.world import Placement
 from corpus_client.prepared import PlanOptions, PreparedPlan
 from corpus_client.recording.losses import LossRecorder
@@ -54,6 +54,9 @@ class CorpusLoader(PlanLoader[Batch]):
 
     Args:
         urls: `http://host:port` of the server, `uds:///path/of.sock` on its own host, or several of replicas.
+            Or a path, for which a server is started: `/data/web`, `./web.bin`, `hf://...`, a `corpus.toml`,
+            or several by name, `{"web": "/data/web"}`. The loaders of a host share it, and read the tokens
+            from the files themselves; it ends with the last.
         corpus, seq_len, global_batch_size, seed, order, rows: the plan, which the server's documentation
             explains.
             seq_len is in tokens, global_batch_size in rows over all ranks.
@@ -85,9 +88,10 @@ class CorpusLoader(PlanLoader[Batch]):
         DeadlineExceeded: no server answered in time.
     """
 
+    @lets_go_on_error
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: Servers,
         *,
         corpus: CorpusArgument | None = None,
         seq_len: int | None = None,
@@ -113,8 +117,7 @@ class CorpusLoader(PlanLoader[Batch]):
     ) -> None:
         if unknown:
             raise TypeError(hint(unknown, inspect.signature(CorpusLoader).parameters, GROUPS))
-        parts = {"corpus": corpus, "seq_len": seq_len, "global_batch_size": global_batch_size}
-        document = requested_plan(plan, **parts, seed=seed, order=order, rows=rows)
+        parts = {"seq_len": seq_len, "global_batch_size": global_batch_size, "order": order, "rows": rows}
         for (name, kind), given in zip(GROUPS.items(), (network, staging, placement), strict=True):
             if given is not None and not isinstance(given, kind):
                 raise errors.InvalidArgument(
@@ -123,6 +126,7 @@ class CorpusLoader(PlanLoader[Batch]):
                 )
         network, staging, placement = network or Network(), staging or Staging(), placement or Placement()
         super().__init__(urls, network, num_steps, run, reiterable=reiterable)
+        document = self._requested(plan, corpus, seed=seed, **parts)
         self._placement = placement
         place, stride = placement.find(), placement.step_stride
         self.place = place[:2]
@@ -423,6 +427,7 @@ class CorpusLoader(PlanLoader[Batch]):
         if self._losses is not None:
             self._losses.close()
         self._session.release()
+        self._let_go()
 
     def _describe_device(self) -> str:
         return f", device {self._stager.location}"

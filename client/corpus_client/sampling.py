@@ -13,6 +13,7 @@ import torch
 from corpus_client import errors
 from corpus_client.network import control, wire
 from corpus_client.network.options import Network
+from corpus_client.network.own_server import Servers, resolved
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.document import integer
 from corpus_client.staging.stager import STORED_DTYPES, widened
@@ -28,17 +29,17 @@ class RemoteCorpus:
     keeps nothing for a call.
 
     Args:
-        url: base URL of the server, `http://host:port` or `uds:///path/of.sock`.
+        url: of the server, `http://host:port` or `uds:///path/of.sock`; or a path, as a loader takes it.
         name: of the corpus; `UnknownCorpus` if the server has none of that name. One with loss masks is
             refused, since `get_batch` returns none.
         network: options of the requests, as for `CorpusLoader`.
     """
 
-    def __init__(self, url: str, name: str, *, network: Network | None = None) -> None:
+    def __init__(self, url: Servers, name: str, *, network: Network | None = None) -> None:
         self.name = name
-        self._url = url
+        self._url = resolved(url, network or Network())
         self._pid = os.getpid()
-        self._replicas = Replicas([url], network)
+        self._replicas = Replicas(self._url, network)
         description = self._replicas.ask(control.get(wire.corpus_path(name)))
         self.dtype = str(description["dtype"])
         self._num_tokens = int(description["num_tokens"])

@@ -13,18 +13,19 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
-from typing import Any, Final, Generic, Literal, NoReturn, Self, TypeVar
+from functools import partial, wraps
+from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, Self, TypeVar
 
 from corpus_client import errors
-from corpus_client.network import chain
+from corpus_client.network import chain, control
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.options import Network
+from corpus_client.network.own_server import Hold, OwnServer, Servers, resolved
 from corpus_client.network.replicas import Replicas
 from corpus_client.network.wire import DIGEST, ArrayRequest
 from corpus_client.observe.recorder import Recorder
 from corpus_client.plan import receipts
-from corpus_client.plan.document import MAX_STEP, integer
+from corpus_client.plan.document import MAX_STEP, PlanArgument, integer, requested_plan
 from corpus_client.plan.requests import StepRequests
 from corpus_client.plan.schedule import StepRange, shape_of
 from corpus_client.plan.trainers import check_held_ahead
@@ -39,6 +40,7 @@ MAX_LENGTH = 2**31
 
 B = TypeVar("B")
 S = TypeVar("S")
+P = ParamSpec("P")
 
 
 def make_state(plan: BoundPlan, next_step: int, next_batch: str | None = None) -> dict[str, Any]:
@@ -138,23 +140,42 @@ class Steps(Iterator[S]):
         return self._take()
 
 
+def lets_go_on_error(make: Callable[P, None]) -> Callable[P, None]:
+    """Let the server of a path end if a loader's `__init__` fails: the traceback keeps the loader."""
+
+    @wraps(make)
+    def made(*arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            make(*arguments, **options)
+        except BaseException:
+            arguments[0]._let_go()  # type: ignore[attr-defined]
+            raise
+
+    return made
+
+
 class PlanLoader(Generic[B]):
     """A place in a plan, used by one thread at a time. A loader sets `_bound`, makes batches, can `_stop`."""
 
     _bound: BoundPlan
     _recorder: Recorder  # of the requests for batches
     place: tuple[int, int]  # rank and world size
+    _hold: Hold | None = None  # on the server of a path; between two connections, too
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: Servers,
         network: Network,
         num_steps: NumSteps,
         run: str | None,
         *,
         reiterable: bool = False,
     ) -> None:
-        self._connect = partial(Replicas, urls, network.named(run))
+        servers = resolved(urls, network)
+        self._hold = (
+            servers.hold() if isinstance(servers, OwnServer) else None
+        )  # between two connections, too
+        self._connect = partial(Replicas, servers, network.named(run))
         self._epoch_rows: int | None = None  # rows of the pass of `num_steps="epoch"`
         self._end_step = None if num_steps in (None, EPOCH) else integer("num_steps", num_steps, 0, MAX_STEP)
         self._is_epoch = num_steps == EPOCH
@@ -380,6 +401,24 @@ class PlanLoader(Generic[B]):
     def close(self) -> None:
         """Stop fetching and release everything; idempotent."""
         self._stop()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let the server of a path end, unless another loader holds it."""
+        if self._hold is not None:
+            self._hold.close()
+
+    def _requested(
+        self, plan: PlanArgument | None, corpus: CorpusArgument | None, **parts: Any
+    ) -> Mapping[str, Any]:
+        """Return the plan that the arguments ask for; by path the only corpus need not be named."""
+        if plan is None and corpus is None and self._hold is not None:
+            with self._connect() as replicas:
+                names = [each["name"] for each in replicas.ask(control.get("/v1/corpora"))["corpora"]]
+            if len(names) > 1:
+                raise errors.InvalidArgument(f"corpus must be one of {', '.join(names)}, got None")
+            corpus = str(names[0])
+        return requested_plan(plan, corpus=corpus, **parts)
 
     def _stop(self) -> None:
         """Drop what was fetched ahead; the next batch starts fetching again."""
