@@ -25,7 +25,7 @@ from corpus_client.network.replicas import Replicas
 from corpus_client.network.wire import DIGEST, ArrayRequest
 from corpus_client.observe.recorder import Recorder
 from corpus_client.plan import receipts
-from corpus_client.plan.document import MAX_STEP, PlanArgument, integer, requested_plan
+from corpus_client.plan.document import MAX_STEP, CorpusArgument, PlanArgument, integer, requested_plan
 from corpus_client.plan.requests import StepRequests
 from corpus_client.plan.schedule import StepRange, shape_of
 from corpus_client.plan.trainers import check_held_ahead
