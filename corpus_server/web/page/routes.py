@@ -7,7 +7,6 @@ reader types in.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 from corpus_server import __version__
 from corpus_server.live import TOOLS
 from corpus_server.plan import ORDERS
+from corpus_server.plan.declared import declared_fields
 from corpus_server.plan.layouts import LAYOUTS
 
 View = Callable[[Request], Awaitable[AsgiResponse]]
@@ -59,7 +59,7 @@ def views() -> dict[str, View]:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    templates.globals["orders"] = [each for each in ORDERS if not fields(each)]
+    templates.globals["orders"] = [each for each in ORDERS if not declared_fields(each)]
     templates.globals["layouts"] = LAYOUTS.kinds
     templates.globals["tools"] = sorted(TOOLS)
     files = _Files(directory=_HERE / "static")
