@@ -81,14 +81,6 @@ def test_an_argument_of_another_name_gets_a_hint(name: str, message: str) -> Non
         CorpusLoader("localhost:1", corpus="web", seq_len=16, global_batch_size=12, **unknown)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_dataloader_over_a_loader_is_told_what_to_do(make_loader: MakeLoader, num_workers: int) -> None:
-    loader: Any = make_loader(num_steps=5)
-    with pytest.raises(errors.InvalidArgument, match="needs no DataLoader"):
-        next(iter(torch.utils.data.DataLoader(loader, num_workers=num_workers)))
-
-
 def test_the_scheme_of_a_url_may_be_left_out(server: ReferenceServer) -> None:
     options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "device": "cpu"}
     with CorpusLoader(server.url.removeprefix("http://"), **options) as loader:
