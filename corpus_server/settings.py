@@ -84,6 +84,11 @@ class Settings:
         "Folder for the plans that were posted; a run survives its loss.",
         shown="~/.local/state/corpus-server",
     )
+    while_locked: Path | None = _setting(
+        None,
+        "Serve the processes of this host that hold a lock (flock) on this file: tell them where the shards "
+        "lie, and end when none is left.",
+    )
     record_dir: Path | None = _setting(
         None,
         "Folder of losses that training runs recorded, or of one such folder a run; the page shows them.",
@@ -182,6 +187,8 @@ class Settings:
             raise InvalidParameter("tls_certificate and tls_key belong together, got one of them")
         if self.tls_client_ca is not None and self.tls_key is None:
             raise InvalidParameter("tls_client_ca needs tls_certificate and tls_key, got neither")
+        if self.while_locked is not None:
+            self._check_serves_this_host()
         if (self.exposed or self.reaches_beyond_loopback) and self.tokens is None and not self.allow_anyone:
             parameter, why = "host", f"host {self.host} is reached from other machines"
             if self.host is not None and not _addresses(self.host) and not self.exposed:
@@ -191,6 +198,18 @@ class Settings:
                 parameter, why = "exposed", "exposed is for servers that strangers reach"
             remedy = "name a file with --tokens (`corpus-server token` makes it), or say --allow-anyone"
             raise InvalidParameter(f"{why}, and no tokens are asked for; {remedy}", parameter=parameter)
+
+    def _check_serves_this_host(self) -> None:
+        """Refuse what is for servers that others reach."""
+        others = ("tokens", "tls_certificate", "exposed", "allow_anyone", "allow")
+        given = [name for name in others if getattr(self, name)]
+        if given or self.reaches_beyond_loopback:
+            what = " and ".join(given) if given else f"host {self.host}"
+            raise InvalidParameter(
+                f"while_locked is for processes of this host, and {what} for servers that others reach; "
+                "leave one of them out, or start a server and give its URL",
+                parameter=given[0] if given else "host",
+            )
 
     @property
     def reaches_beyond_loopback(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,13 +12,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from corpus_server.plan import ORDERS, Plan, Sampler
+from corpus_server.plan.declared import declared_fields
 from tests.reference import BLOCK, ReferencePlan, units_of
 
 SEEDS = (0, 1337, 2**64 - 1)
 """Few: the reference computes a block's slots once per (seed, stage, block)."""
-PLAIN_ORDERS = tuple(each.name for each in ORDERS if not fields(each))
+PLAIN_ORDERS = tuple(each.name for each in ORDERS if not declared_fields(each))
 """Orders that are spelled by their names."""
-EPOCH_ORDERS = tuple(each.name for each in ORDERS if each.has_epochs and not fields(each))
+EPOCH_ORDERS = tuple(each.name for each in ORDERS if each.has_epochs and not declared_fields(each))
 NO_EPOCH_ORDERS = tuple(each.name for each in ORDERS if not each.has_epochs)
 STRIDES = {each.name: each.stride for each in ORDERS if each.stride is not None}
 """Orders that have one stride only, by their names."""

@@ -14,7 +14,7 @@ from typing import Any
 from corpus_server.admission.admission import CHECKS
 from corpus_server.metrics.kinds import METRICS
 from corpus_server.plan import ORDERS
-from corpus_server.plan.orders.order import Order, all_shards, neighbouring_shards
+from corpus_server.plan.orders.order import all_shards, neighbouring_shards
 from corpus_server.responses.response import HEADERS
 from corpus_server.settings import EXPOSED, all_settings
 from corpus_server.web import description
@@ -84,7 +84,7 @@ def orders() -> Rows:
             shown,
             each.sentence,
             kept.get(each.working_set, "[it depends](stores.md#which-order)")
-            if each.tabled is Order.tabled
+            if not each.digests_field
             else "local shards only",
         )
 

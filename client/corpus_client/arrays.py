@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ import numpy.typing as npt
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.layout import ITEM_BYTES, batch_bytes, views
 from corpus_client.network.options import Network
+from corpus_client.network.own_server import Servers
 from corpus_client.observe.recorder import Recorder
-from corpus_client.plan.document import requested_plan
+from corpus_client.plan.iteration import NumSteps, PlanLoader, lets_go_on_error
 from corpus_client.plan.requests import AheadRequests, names_beside
 from corpus_client.plan.schedule import pieces, rank_shapes
-from corpus_client.plan.state import NumSteps, PlanLoader, make_state
+from corpus_client.plan.state import make_state
 from corpus_client.plan.world import find_rank
 
 REQUEST_BYTES = 4 << 20
@@ -83,9 +84,10 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         plan: `corpus`, `seq_len`, `global_batch_size`, `seed` and `order`, or a whole `plan`.
     """
 
+    @lets_go_on_error
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: Servers,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -97,9 +99,9 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         network: Network | None = None,
         **plan: Any,
     ) -> None:
-        document = requested_plan(**plan)
         network = network or Network()
         super().__init__(urls, network, num_steps, run, reiterable=reiterable)
+        document = self._requested(plan.pop("plan", None), plan.pop("corpus", None), **plan)
         self.place = find_rank(rank, world_size)  # rank and world size, as given or found
         self._in_flight = network.in_flight
         self._recorder = Recorder()

@@ -5,7 +5,7 @@ CorpusClientError
 |- HistoryChanged, LocalCopyMismatch
 |- LoaderClosed, RunComplete, SecondThread, ForkedLoader
 |- WrongRows, StepOutOfOrder
-|- FetchFailed, PinningFailed, DeadlineExceeded
+|- FetchFailed, PinningFailed, DeadlineExceeded, ServerNotStarted
 |- ReplicaUnusable                                      not asked again
 |   `- ReplicaRefused, HostNotFound, CertificateRefused
 |- TransportError                                       retried: the path failed, not the request
@@ -89,6 +89,10 @@ class CertificateRefused(ReplicaUnusable):
 
 class DeadlineExceeded(CorpusClientError):
     """No replica gave a good response within the deadline; chained from the last failure."""
+
+
+class ServerNotStarted(CorpusClientError):
+    """The server of a path did not start; the message is its own."""
 
 
 class TransportError(CorpusClientError):

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
@@ -95,6 +96,7 @@ class PreparedPlan:
     eot_id: int | None
     steps: FetchRange
     sizes: SlotSizes
+    places: local.Places | None  # of shards on this host; None: tokens come from the server
 
     @classmethod
     def prepare(cls, document: Mapping[str, Any], options: PlanOptions) -> PreparedPlan:
@@ -124,11 +126,13 @@ class PreparedPlan:
             prefetch_bytes=options.staging.prefetch_bytes,
             in_flight=steps.in_flight,
             ranks_on_host=ranks_on_host(),
+            num_workers=1 if (worker := get_worker_info()) is None else worker.num_workers,
             taken=BUDGET.taken(options.session),
         )
         BUDGET.take(options.session, sizes.num_bytes)
-        if options.staging.local_root is not None and len(bound.shards) > known_shards:
-            shards = local.open_shards(bound, options.staging.local_root)
+        places = _places(replicas, bound, options.staging)
+        if places is not None and len(bound.shards) > known_shards:
+            shards = local.open_shards(bound, places)
             with ExitStack() as stack:
                 for shard in shards:
                     stack.callback(shard.close)
@@ -139,6 +143,7 @@ class PreparedPlan:
             eot_id=bound.eot_id if options.eot_id is None else options.eot_id,
             steps=replace(steps, slot_bytes=sizes.used_bytes),
             sizes=sizes,
+            places=places,
         )
 
     @property
@@ -150,20 +155,20 @@ class PreparedPlan:
         self, slots: Sequence[Slot], stager: Stager, recorder: Recorder, start_step: int, end_step: int | None
     ) -> Pipeline:
         """Return a pipeline over `[start_step, end_step)`; nothing else may read or write the slots."""
-        place, root = self.options.place, self.options.staging.local_root
+        place, places = self.options.place, self.places
         steps = replace(self.steps, start_step=start_step, end_step=end_step)
-        shards = local.open_shards(self.bound, root) if root is not None else []
+        shards = [] if places is None else local.open_shards(self.bound, places)
         replicas = self.options.connect(plan=self.bound, recorder=recorder)
         requests = StepRequests(
             replicas,
             self.bound,
             rank=place.rank,
             world_size=place.world_size,
-            places=root is not None,
+            places=places is not None,
             beside=steps.beside,
         )
         source: Source = requests
-        if root is not None:
+        if places is not None:
             ahead = AheadRequests(requests, steps.pieces(self._request_bytes), steps.in_flight)
             source = local.LocalSource(ahead, self.bound, shards, steps.beside)
         return Pipeline(source, slots, stager, steps, recorder)
@@ -171,7 +176,18 @@ class PreparedPlan:
     @property
     def _request_bytes(self) -> int:
         """Of the batches that one request is about, whether tokens are answered or only where they lie."""
-        if self.options.staging.local_root is None or "loss_mask" in self.steps.beside:
+        if self.places is None or "loss_mask" in self.steps.beside:
             return self.sizes.used_bytes
         max_window = max(each.shape[1] for each in self.steps.step_ranges)
         return max(self.sizes.used_bytes, local.REQUEST_ROWS * max_window * self.steps.dtype.itemsize)
+
+
+def _places(replicas: Replicas, bound: BoundPlan, staging: Staging) -> local.Places | None:
+    if replicas.own_server is None:
+        return None if staging.local_root is None else local.places_in(bound, staging.local_root)
+    if staging.local_root is not None:
+        raise errors.InvalidArgument(
+            f"local_root= is for a server at a URL, got it with {replicas.own_server.what}: the tokens of a "
+            "path are read from its files anyway; leave it out"
+        )
+    return local.places_of_server(replicas, bound)

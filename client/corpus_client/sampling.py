@@ -13,6 +13,7 @@ import torch
 from corpus_client import errors
 from corpus_client.network import control, wire
 from corpus_client.network.options import Network
+from corpus_client.network.own_server import Servers, resolved
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.document import integer
 from corpus_client.staging.stager import STORED_DTYPES, widened
@@ -28,17 +29,17 @@ class RemoteCorpus:
     keeps nothing for a call.
 
     Args:
-        url: base URL of the server, `http://host:port` or `uds:///path/of.sock`.
+        url: of the server, `http://host:port` or `uds:///path/of.sock`; or a path, as a loader takes it.
         name: of the corpus; `UnknownCorpus` if the server has none of that name. One with loss masks is
             refused, since `get_batch` returns none.
         network: options of the requests, as for `CorpusLoader`.
     """
 
-    def __init__(self, url: str, name: str, *, network: Network | None = None) -> None:
+    def __init__(self, url: Servers, name: str, *, network: Network | None = None) -> None:
         self.name = name
-        self._url = url
+        self._url = resolved(url, network or Network())
         self._pid = os.getpid()
-        self._replicas = Replicas([url], network)
+        self._replicas = Replicas(self._url, network)
         description = self._replicas.ask(control.get(wire.corpus_path(name)))
         self.dtype = str(description["dtype"])
         self._num_tokens = int(description["num_tokens"])
@@ -137,15 +138,17 @@ def get_batch(
         stored = on_host(pin_memory=device.type != "cpu")
     except RuntimeError:  # an accelerator without pinned memory
         stored = on_host()
+    array = stored.numpy()
     if isinstance(data, RemoteCorpus):
         step = int(torch.randint(RANDOM_STEPS, (), device="cpu"))
         view = memoryview(stored.view(torch.uint8).numpy().data).cast("B")
         data.draw_into(view, batch_size=batch_size, seq_len=sequence_length, step=step)
     else:
         starts = torch.randint(num_starts, (batch_size,), device="cpu").numpy()
-        stored.numpy()[:] = np.lib.stride_tricks.sliding_window_view(data, sequence_length + 1)[starts]
+        array[:] = np.lib.stride_tricks.sliding_window_view(data, sequence_length + 1)[starts]
     if device.type == "cpu":
-        return widened(stored[:, :-1], torch.int64), widened(stored[:, 1:], torch.int64)
+        x, y = (torch.from_numpy(widened(part, torch.int64)) for part in (array[:, :-1], array[:, 1:]))
+        return x, y
     # The pinned block returns to torch's host allocator, which waits for the copy before reuse.
     tokens = stored.to(device, non_blocking=True)
     return tokens[:, :-1].to(torch.int64).contiguous(), tokens[:, 1:].to(torch.int64).contiguous()

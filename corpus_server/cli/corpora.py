@@ -39,7 +39,7 @@ from corpus_server.corpus.verify import record
 from corpus_server.corpus.verify import verify as verify_corpus
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusServerError, InvalidParameter, TextUnavailable, printable
-from corpus_server.plan.rows import Windows
+from corpus_server.plan.windows import Windows
 from corpus_server.read.text import decode, mask_of, spans
 
 _SHOWN_TOKENS = 32  # of the decoded beginning: two lines of a terminal

@@ -246,6 +246,14 @@ class Corpus(Closing):
         """Return where ranges of tokens of the corpus lie, `(k,)` each: a row for each range."""
         return split(np.array(self.starts), starts, stops)
 
+    def ranges_of(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return its tokens that are those of ranges of its base, `(m, 2)`: of a corpus the ranges."""
+        return np.stack((starts, stops), axis=1)
+
+    def extents(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ranges of its base that hold the tokens of ranges, `(k, 2)`: of a corpus the ranges."""
+        return np.stack((starts, stops), axis=1)
+
     def base_token(self, token: int) -> int:
         """Return the number of a token in the corpus whose files hold it: its own, unless this is a view."""
         shard, start, _ = self.pieces(np.array([token]), np.array([token + 1])).places[0].tolist()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from corpus_server.errors import CorpusServerError
 from corpus_server.metrics.kinds import CorpusColumn, Counter, Curve, Gauge, Histogram, Series, Shared
-from corpus_server.read import gather
+from corpus_server.read import memory
 from corpus_server.read.bound_plan import Source
 
 MAX_PLANS: Final = 32
@@ -83,9 +83,9 @@ REFUSALS: Final = Counter(
     "corpus_refusals", "problem documents sent, by their type", "type", live=[Curve("Refusals")]
 )
 
-READS.pull(lambda: gather.READS.num_hits, "hit")
-READS.pull(lambda: gather.READS.num_misses, "miss")
-MAJOR_FAULTS.pull(lambda: gather.READS.num_faults)
+READS.pull(lambda: memory.READS.num_hits, "hit")
+READS.pull(lambda: memory.READS.num_misses, "miss")
+MAJOR_FAULTS.pull(lambda: memory.READS.num_faults)
 _ERRORS: list[type[CorpusServerError]] = [CorpusServerError, *CorpusServerError.__subclasses__()]
 for _error in _ERRORS:
     # In a series that begins with its first refusal, Prometheus would see no rise.

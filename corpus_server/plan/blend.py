@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.plan.mixture import grouped
-
-UInt64Array = NDArray[np.uint64]
+from corpus_server.plan.numbers import SourceRows, StageRows, UInt64Array
 
 BLOCK_ROWS: Final = 1024
 """Finding a row looks through a block; a table of counts has a line for each block."""
@@ -111,13 +110,13 @@ class Blend:
         """Return the choices from another row of the run on."""
         return Blend(self.names, self._table, first)
 
-    def place(self, rows: UInt64Array) -> tuple[NDArray[np.intp], UInt64Array]:
+    def place(self, rows: StageRows) -> tuple[NDArray[np.intp], SourceRows]:
         """Return the source of each row, and which of that source's rows from row 0 on it is."""
         at = rows.astype(np.intp) + self._first
         sources = self._table.sources[at].astype(np.intp)
         return sources, self._table.positions[at] - self._before[sources]
 
-    def find(self, source: int, numbers: UInt64Array) -> UInt64Array:
+    def find(self, source: int, numbers: SourceRows) -> StageRows:
         """Return the rows that are the `numbers`-th of a source: the inverse of `place`."""
         positions = (numbers + self._before[source]).astype(np.int64)
         rows = np.empty(numbers.shape, dtype=np.int64)
@@ -126,7 +125,7 @@ class Blend:
             rows[here] = block * BLOCK_ROWS + its[positions[here] - self._table.counts[block, source]]
         return (rows - self._first).astype(np.uint64)
 
-    def block_of(self, source: int, numbers: UInt64Array) -> UInt64Array:
+    def block_of(self, source: int, numbers: SourceRows) -> UInt64Array:
         """Return the block that `find` looks through for each number."""
         return self._block(source, (numbers + self._before[source]).astype(np.int64)).astype(np.uint64)
 

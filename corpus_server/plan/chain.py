@@ -10,10 +10,8 @@ decisions were put together when they were posted does not show in any id.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
@@ -31,6 +29,7 @@ from corpus_server.plan.document import (
     Plan,
     canonical,
     check_ranges,
+    id_of,
     parse_json,
 )
 from corpus_server.plan.ranges import ranges_from_json
@@ -56,7 +55,6 @@ class KeptLink(NamedTuple):
     document: str  # canonical JSON
 
 
-@dataclass(frozen=True, kw_only=True)
 class Link(Declared):
     """What continues a plan: later stages.
 
@@ -79,11 +77,12 @@ class Link(Declared):
         default_factory=dict,
     )
 
-    def __post_init__(self) -> None:
-        Declared.__post_init__(self)
+    def settled(self) -> dict[str, Any]:
+        """See `Declared.settled`."""
         starts = [stage.from_step for stage in self.stages]
         if not starts or any(a >= b for a, b in pairwise(starts)):
             raise InvalidPlan.expected("stages", "a list of stages with rising from_step", starts[:20])
+        return {}
 
 
 class Continued(Plan):
@@ -115,9 +114,8 @@ class Continued(Plan):
     ) -> None:
         alike = ("version", "seq_len", "stride", "seed", "order", "rows", "skip_steps", "tokenizers")
         fields = {name: getattr(parent, name) for name in alike}
-        if lengths and (tabled := parent.tabled) is not None:
-            with_lengths = tabled.with_digests({**tabled.digests, **lengths})
-            fields["order" if parent.rows.tabled is None else "rows"] = with_lengths
+        if lengths:
+            fields |= parent._with_digests({**parent.digests, **lengths})
         before, known = parent.sources, set(parent.sources)
         new = dict.fromkeys(name for stage in stages for name in stage.mixture if name not in known)
         log = parent.log.continued(len(parent.stages), len(before), stages, is_shared=is_kept)
@@ -186,7 +184,7 @@ class Continued(Plan):
                 accepted = f"in at most {MAX_STAGES} stages of a plan"
                 raise InvalidPlan.expected("stages[].exclude", accepted, len(excludes))
             check_ranges(excludes)
-        parent.rows.check(seq_len=parent.seq_len, stride=parent.stride, order=parent.order, stages=stages)
+        parent.rows.check(seq_len=parent.seq_len, stride=parent.stride, stages=stages)
         parent.order.settle(seq_len=parent.seq_len, stride=parent.stride, seed=parent.seed, stages=stages)
         return cls(parent, stages, link.fingerprints, link.lengths, is_kept=is_kept)
 
@@ -196,7 +194,7 @@ class Continued(Plan):
         stages, names = [], dict[str, dict[str, str]](fingerprints={}, lengths={})
         before = parent.id
         for each in links:
-            if _id_of(each.document) != each.id:
+            if id_of(each.document) != each.id:
                 return None
             document = orjson.loads(each.document)
             if document["parent"] != before:
@@ -222,7 +220,7 @@ class Continued(Plan):
         """The links of the added stages; the plan's own is the last."""
         self.require_fingerprints()
         parent, known, found = self.parent_id, set(self.sources[: self.num_sources_before]), []
-        digests = {} if self.tabled is None else self.tabled.digests
+        digests = self.digests
         for stage in self.__dict__["_added"]:
             new = [name for name in stage.mixture if name not in known]
             known.update(new)
@@ -235,7 +233,7 @@ class Continued(Plan):
                 document["fingerprints"] = {name: self.fingerprints[name] for name in new}
                 document |= {"lengths": {name: digests[name] for name in new}} if digests else {}
             text = canonical(document)
-            parent = _id_of(text)
+            parent = id_of(text)
             found.append(KeptLink(parent, text))
         return tuple(found)
 
@@ -298,7 +296,3 @@ def _document_of(parsed: Any) -> Plan | Link:
             'the stages that continue the plan as {"parent": ID, "stages": [...]}',
         )
     return Plan.from_json({name: value for name, value in parsed.items() if name != "decisions"})
-
-
-def _id_of(document: str) -> str:
-    return hashlib.sha256(document.encode()).hexdigest()

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from corpus_server.plan.numbers import BatchRows, Int64Array
 
 MAX_DEALT_ROWS: Final = 2**16
 """Rows of a global batch that may be dealt: 1 us each, on the machines of 2020."""
@@ -27,7 +28,7 @@ _KEPT_ROWS: Final = 2**17
 """Rows of the steps that a plan keeps dealt: 1 MiB. Ranks and prefetching ask for the same steps."""
 
 
-def deal(costs: NDArray[np.int64], num_ranks: int) -> NDArray[np.uint64]:
+def deal(costs: Int64Array, num_ranks: int) -> BatchRows:
     """Return the rows of all ranks, one rank after another, each rank's ascending: `(rows,) uint64`.
 
     The dearest row comes first, and goes to the rank with the smallest sum of those that have room. In a tie
@@ -57,10 +58,10 @@ class DealtSteps:
     """The steps of a plan that were dealt last; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[int, int], NDArray[np.uint64]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], BatchRows] = OrderedDict()
         self._lock = threading.Lock()
 
-    def rows(self, step: int, num_ranks: int, costs: Callable[[], NDArray[np.int64]]) -> NDArray[np.uint64]:
+    def rows(self, step: int, num_ranks: int, costs: Callable[[], Int64Array]) -> BatchRows:
         """Return the rows of a step's ranks, see `deal`; `costs` is called if they are not kept."""
         with self._lock:
             found = self._kept.get((step, num_ranks))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from math import inf
 from sys import float_info
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan.ranges import MAX_VALUE, Ranges, ranges_from_json
@@ -62,20 +62,42 @@ def declared(kind: Kind, about: str = "", *, omit: bool = False, **default: Any)
     return field(metadata={"take": kind.take, "omit": omit, **schemas}, **default)
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(declared, field))
+@dataclass(frozen=True, kw_only=True, init=False)
 class Declared:
-    """Base of dataclasses with declared fields."""
+    """Base of classes with declared fields, which are frozen dataclasses.
 
-    __slots__ = ()
+    Raises:
+        InvalidPlan: a field is outside its range, or contradicts another.
+    """
+
     prefix: ClassVar[str]  # in messages, before the names of its fields
 
-    def __post_init__(self) -> None:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True, init=False)(cls)
+
+    def __init__(self, **given: Any) -> None:
         """Check every field, and keep each value as its kind spells it."""
         for each in fields(self):
-            value = getattr(self, each.name)
-            if value is not None or each.default is not None:
-                taken = each.metadata["take"](self.prefix + each.name, value)
-                object.__setattr__(self, each.name, taken)
+            value = given.pop(each.name) if each.name in given else _default(each)
+            if "take" in each.metadata and not (value is None is each.default):
+                value = each.metadata["take"](self.prefix + each.name, value)
+            self.__dict__[each.name] = value
+        if given:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(given)}")
+        self.__dict__.update(self.settled())
+
+    def settled(self) -> dict[str, Any]:
+        """Check fields against each other; return those that follow from others, by name."""
+        return {}
+
+    @classmethod
+    def kept(cls, **values: Any) -> Self:
+        """Return the object of the values of one that was checked."""
+        made = object.__new__(cls)
+        made.__dict__.update(values)
+        return made
 
     @classmethod
     def from_json(cls, document: object, *, what: str | None = None) -> Self:
@@ -87,7 +109,7 @@ class Declared:
         what = what or cls.prefix.removesuffix(".") or "plan"
         if not isinstance(document, Mapping):
             raise InvalidPlan(f"{what} must be a JSON object, got {type(document).__name__}", parameter=what)
-        names = {each.name for each in fields(cls)}
+        names = {each.name for each in declared_fields(cls)}
         for name in document:
             if name not in names:
                 close = difflib.get_close_matches(str(name)[:40], names, n=1)
@@ -103,7 +125,7 @@ class Declared:
 
     def to_json(self, spell: Callable[[Ranges], Any] = Ranges.to_json) -> Any:
         """Return the JSON object, from which `from_json` makes an equal one; ranges as `spell` makes them."""
-        found = [(each, getattr(self, each.name)) for each in fields(self)]
+        found = [(each, getattr(self, each.name)) for each in declared_fields(type(self))]
         return {
             each.name: _json(value, spell)
             for each, value in found
@@ -113,12 +135,14 @@ class Declared:
     @classmethod
     def properties(cls) -> dict[str, Schema]:
         """Return the JSON schemas of the fields, without null."""
-        return {each.name: each.metadata["plain"] for each in fields(cls)}
+        return {each.name: each.metadata["plain"] for each in declared_fields(cls)}
 
     @classmethod
     def schema(cls) -> Schema:
         """Return the JSON schema of the object."""
-        return json_object(_required(cls), {each.name: each.metadata["schema"] for each in fields(cls)})
+        return json_object(
+            _required(cls), {each.name: each.metadata["schema"] for each in declared_fields(cls)}
+        )
 
 
 def json_object(required: Sequence[str], properties: Mapping[str, Schema]) -> Schema:
@@ -219,8 +243,15 @@ def _json(value: Any, spell: Callable[[Ranges], Any]) -> Any:
 
 
 def _default(each: Field[Any]) -> Any:
+    if each.default is MISSING is each.default_factory:
+        raise TypeError(f"{each.name} is missing")
     return each.default if each.default_factory is MISSING else each.default_factory()
 
 
+def declared_fields(owner: type[Declared]) -> tuple[Field[Any], ...]:
+    """Return the declared fields of a class, not others that its objects have besides."""
+    return tuple(each for each in fields(owner) if "take" in each.metadata)
+
+
 def _required(owner: type[Declared]) -> list[str]:
-    return [each.name for each in fields(owner) if each.default is MISSING is each.default_factory]
+    return [each.name for each in declared_fields(owner) if each.default is MISSING is each.default_factory]

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise, starmap
 from typing import Any, Final, Self, TypeVar
@@ -28,12 +28,13 @@ from corpus_server.plan.declared import (
     shorten,
     texts,
 )
-from corpus_server.plan.layouts import LAYOUTS, Layout
+from corpus_server.plan.layouts import LAYOUTS
+from corpus_server.plan.named import Named
 from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, ORDERS, Order, inline_order, order_kind
 from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.rows import Rows
 from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage
 from corpus_server.plan.stage_log import StageLog
-from corpus_server.plan.tabled import Tabled
 
 T = TypeVar("T")
 
@@ -97,7 +98,6 @@ STAGES: Final = Kind(
 _STRIDES = "".join(f", with order {each.name} {each.stride}" for each in ORDERS if each.stride is not None)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Plan(Declared):
     """A whole plan: which rows every step holds.
 
@@ -115,12 +115,10 @@ class Plan(Declared):
         default=None,
     )
     seed: int = declared(integer(0, MAX_SEED), "Default 0.", default=0)
-    order: Order = declared(order_kind, f"Default {DEFAULT}.", default=DEFAULT)  # noqa: RUF009
-    rows: Layout = declared(  # noqa: RUF009
-        LAYOUTS.kind, f"Default {LAYOUTS.default}.", omit=True, default=LAYOUTS.default
-    )
+    order: Order = declared(order_kind, f"Default {DEFAULT}.", default=DEFAULT)
+    rows: Rows = declared(LAYOUTS.kind, f"Default {LAYOUTS.default}.", omit=True, default=LAYOUTS.default)
     stages: Sequence[Stage] = declared(STAGES, "By `from_step`, the first from step 0.")
-    skip_steps: Ranges = declared(  # noqa: RUF009 - immutable
+    skip_steps: Ranges = declared(
         ranges(MAX_STEP),
         "Plan steps that training never sees; later steps move up.",
         default_factory=Ranges,
@@ -138,24 +136,27 @@ class Plan(Declared):
         default=SAME,
     )
 
-    def __post_init__(self) -> None:
-        Declared.__post_init__(self)
+    def settled(self) -> dict[str, Any]:
+        """See `Declared.settled`."""
         starts = [stage.from_step for stage in self.stages]
         if not starts or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
             accepted = "a list of stages with from_step 0 first, and then larger ones"
             raise InvalidPlan.expected("stages", accepted, starts[:20])
-        object.__setattr__(self, "stages", self.checked_parts(self.stages))
+        checked = self.checked_parts(self.stages)
         _require_bindable(len(self.stages), len(self.stages) * len(self.sources))
         for number, stage in enumerate(self.stages):
             self.require_sources(f"stages[{number}].exclude", stage.exclude)
         check_ranges([stage.exclude for stage in self.stages if stage.exclude])
         self.require_sources("fingerprints", self.fingerprints)
-        self.rows.check(seq_len=self.seq_len, stride=self.stride, order=self.order, stages=self.stages)
+        if self.rows.is_permuted and not permutes(self.order):
+            permuting = ", ".join({each.name: 0 for each in ORDERS if permutes(each)})
+            accepted = f"an order that permutes rows ({permuting}) with rows {self.rows.name}"
+            raise InvalidPlan.expected("order", accepted, self.order.name)
+        self.rows.check(seq_len=self.seq_len, stride=self.stride, stages=self.stages)
         order, stride = self.order.settle(
             seq_len=self.seq_len, stride=self.stride, seed=self.seed, stages=self.stages
         )
-        object.__setattr__(self, "order", order)
-        object.__setattr__(self, "stride", stride)
+        return {"stages": checked, "order": order, "stride": stride}
 
     def checked_parts(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """Return stages whose windows fall into rows of their length and whose steps hold whole windows."""
@@ -209,21 +210,28 @@ class Plan(Declared):
         return {**fields_alike, "order": self.order.to_json(), "rows": self.rows.to_json()}
 
     @property
-    def tabled(self) -> Tabled | None:
-        """What makes the rows from tables: the layout of the rows or the order, if one does."""
-        return self.rows.tabled or self.order.tabled
+    def tabled(self) -> Named | None:
+        """What follows from tables: the rows or the order, if one does."""
+        return next((each for each in (self.rows, self.order) if each.digests_field), None)
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Digests of the documents' lengths by corpus, of a plan whose rows follow from tables."""
+        return {} if self.tabled is None else self.tabled.digests
 
     def with_digests(self, digests: Mapping[str, str]) -> Self:
         """Return the plan with digests of its documents' lengths."""
-        assert self.tabled is not None
-        field = "order" if self.rows.tabled is None else "rows"
-        return self.changed(**{field: self.tabled.with_digests(digests)})
+        return self.changed(**self._with_digests(digests))
+
+    def _with_digests(self, digests: Mapping[str, str]) -> dict[str, Named]:
+        named = (("rows", self.rows), ("order", self.order))
+        return {name: each.with_digests(digests) for name, each in named if each is self.tabled}
 
     @cached_property
     def id(self) -> str:
         """SHA-256 of the canonical JSON: 64 hex digits. Only a bound plan has one."""
         self.require_fingerprints()
-        return hashlib.sha256(self.canonical_json.encode()).hexdigest()
+        return id_of(self.canonical_json)
 
     def require_fingerprints(self) -> None:
         """Refuse a plan that is not bound to the fingerprints of all its corpora."""
@@ -302,6 +310,11 @@ INLINE_PLAN: Final[Mapping[str, Schema]] = {
 """Schemas of the parameters that spell a plan of one source in a query."""
 
 
+def permutes(order: Order | type[Order]) -> bool:
+    """Tell whether an order permutes rows by their numbers alone, each once in an epoch."""
+    return order.has_epochs and not order.digests_field
+
+
 def parse_json(text: str | bytes | bytearray, make: Callable[[Any], T]) -> T:
     """Return what is made of the JSON of a document.
 
@@ -342,6 +355,11 @@ def canonical(value: object) -> str:
         members = (f"{json.dumps(name)}:{canonical(value[name])}" for name in sorted(value))
         return f"{{{','.join(members)}}}"
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def id_of(document: str) -> str:
+    """Return the id of a document in canonical JSON: 64 hex digits."""
+    return hashlib.sha256(document.encode()).hexdigest()
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,22 +7,21 @@ permutation of [0, n - x), another one in each epoch. If more units are excluded
 r // (n - x) has a permutation of its own.
 
 A bounded shuffle of windows takes a substitute from the same group, because any other window may lie on the
-disk: the next window of the group's circle (see `Groups.beside`) that is not excluded. Only where `_REACH`
+disk: the next window of the group's circle (see `Order.beside`) that is not excluded. Only where `_REACH`
 windows in a row are excluded does the substitute come from the whole source, as above.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.pieces import expanded
+from corpus_server.plan.numbers import Epochs, RowNumbers, SourceNumbers, UInt64Array, UnitNumbers
 from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
 from corpus_server.plan.ranges import Ranges
-
-UInt64Array = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _REACH = 32
@@ -30,52 +29,9 @@ _REACH = 32
 as four rows, and where nearly all is excluded, each row pays for 32."""
 
 
-class Grouped(Protocol):
-    """The groups of a bounded shuffle, see `orders/bounded.py`."""
-
-    def number_at(self, source: int, position: int) -> int:
-        """Return the number, through all epochs, of the group that a position of a source lies in."""
-
-    def ranges(self, source: int, number: int) -> UInt64Array:
-        """Return the rows of a group: `(blocks, 2) uint64`, start and stop of each block."""
-
-    def largest(self, source: int) -> int:
-        """Return the most rows that a group of a source has."""
-
-    def beside(
-        self, source: NDArray[np.intp] | int, epochs: UInt64Array, windows: UInt64Array, distance: int
-    ) -> UInt64Array:
-        """Return windows of the same groups, another one for each distance."""
-
-
-class Pools(NamedTuple):
-    """The pools of a plan's sources, numbered through the sources, as their units are.
-
-    Attributes:
-        first: `(pools + 1,) uint64`, each pool's first unit; then the number of all units.
-        of_source: `(sources + 1,)`, each source's first pool; then the number of all pools.
-    """
-
-    first: UInt64Array
-    of_source: NDArray[np.intp]
-
-    @classmethod
-    def of_sources(cls, first: UInt64Array) -> Pools:
-        """Return one pool for each source."""
-        return cls(first, np.arange(first.size))
-
-    def touched(self, units: Ranges) -> NDArray[np.intp]:
-        """Return the pools that some units belong to, ascending."""
-        if self.first.size <= units.starts.size:
-            return np.flatnonzero(np.diff(units.num_inside_below(self.first)))
-        low = self.first.searchsorted(units.starts, side="right") - 1
-        num_pools = self.first.searchsorted(units.stops - np.uint64(1), side="right") - low
-        return np.unique(expanded(low, num_pools)[1])
-
-    @property
-    def first_unit(self) -> UInt64Array:
-        """`(sources + 1,) uint64`, each source's first unit; then the number of all units."""
-        return self.first[self.of_source]
+Beside = Callable[[SourceNumbers, Epochs, RowNumbers, int], RowNumbers]
+"""From windows, numbered in their sources, to others of the same groups, another one for each distance: see
+`Order.beside`."""
 
 
 class Exclusion:
@@ -83,22 +39,31 @@ class Exclusion:
 
     Args:
         units: excluded.
+        pools: `(pools + 1,) uint64`, each pool's first unit; then the number of all units.
+        first_unit: `(sources + 1,) uint64`, each source's first unit, which begins a pool.
         keys: `(sources,) uint64`, from `stream_key("exclude", seed, name)`.
-        groups: of a bounded shuffle whose units are windows.
+        beside: of a bounded shuffle, whose units are windows and whose pools are sources.
 
     Attributes:
         num_excluded, num_left: `(sources,) uint64` units.
     """
 
-    def __init__(self, units: Ranges, pools: Pools, keys: UInt64Array, groups: Grouped | None = None) -> None:
+    def __init__(
+        self,
+        units: Ranges,
+        pools: UInt64Array,
+        first_unit: UInt64Array,
+        keys: UInt64Array,
+        beside: Beside | None = None,
+    ) -> None:
         self.units = units
-        self._groups, self._keys = groups, keys
-        self._first, self._of_source = pools
-        self.num_excluded = np.diff(units.num_inside_below(pools.first_unit))
-        self.num_left = np.diff(pools.first_unit) - self.num_excluded
+        self._beside_in_source, self._keys, self._first = beside, keys, pools
+        self._first_pool = pools.searchsorted(first_unit)  # of each source; then the number of all
+        self.num_excluded = np.diff(units.num_inside_below(first_unit))
+        self.num_left = np.diff(first_unit) - self.num_excluded
         # Of the pools that have excluded units, which may be few of very many.
-        self._pools = pools.touched(units)
-        first, stop = self._first[self._pools], self._first[self._pools + 1]
+        self._pools = _touched(pools, units)
+        first, stop = pools[self._pools], pools[self._pools + 1]
         self._inside_before = units.num_inside_below(first)
         self._outside_before = first - self._inside_before
         self._excluded = units.num_inside_below(stop) - self._inside_before
@@ -111,11 +76,11 @@ class Exclusion:
         """Memory of the arrays."""
         return self.units.num_bytes + 56 * self._pools.size
 
-    def substitute(self, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def substitute(self, units: UnitNumbers, epochs: Epochs) -> UnitNumbers:
         """Replace the excluded units among those that rows hold; one whose pool has no other one remains.
 
         Args:
-            units, epochs: `(k,) uint64`. `units` is not changed, and returned if none is excluded.
+            units, epochs: `(k,)`. `units` is not changed, and returned if none is excluded.
         """
         which = np.flatnonzero(self.units.contains(units))
         if not which.size:
@@ -127,34 +92,35 @@ class Exclusion:
         replaced[which] = near
         return replaced
 
-    def _nearest(self, units: UInt64Array, epochs: UInt64Array) -> tuple[UInt64Array, NDArray[np.intp]]:
+    def _nearest(self, units: UnitNumbers, epochs: Epochs) -> tuple[UnitNumbers, NDArray[np.intp]]:
         """Return substitutes of excluded windows from their groups, and which have none there."""
-        found, missing = units.copy(), np.arange(units.size)
-        for distance in range(1, _REACH + 1 if self._groups is not None else 0):
+        near, missing = units.copy(), np.arange(units.size)
+        if self._beside_in_source is None:
+            return near, missing
+        for distance in range(1, _REACH + 1):
             if not missing.size:
                 break
-            found[missing] = self._beside(units[missing], epochs[missing], distance)
-            missing = missing[self.units.contains(found[missing])]
-        return found, missing
+            near[missing] = self._beside(self._beside_in_source, units[missing], epochs[missing], distance)
+            missing = missing[self.units.contains(near[missing])]
+        return near, missing
 
-    def _beside(self, windows: UInt64Array, epochs: UInt64Array, distance: int) -> UInt64Array:
-        assert self._groups is not None
+    def _beside(self, beside: Beside, windows: UnitNumbers, epochs: Epochs, distance: int) -> UnitNumbers:
         sources = self._first.searchsorted(windows, side="right") - 1  # which are their own pools
         source = int(sources[0]) if is_one(sources) else sources
         first = self._first[source]
-        return first + self._groups.beside(source, epochs, windows - first, distance)
+        return first + beside(source, epochs, windows - first, distance)
 
-    def _farther(self, units: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def _farther(self, units: UnitNumbers, epochs: Epochs) -> UnitNumbers:
         """Return substitutes of excluded units from their whole pools."""
         pools = self._numbers(units)
         ranks = self.units.num_inside_below(units) - self._inside_before[pools]
         left = np.maximum(np.uint64(1), self._left[pools])
         laps, ranks = np.divmod(ranks, left)
         places = permute(ranks, self._grid(pools), self._round_keys(pools, epochs, laps))
-        found = self.units.nth_outside(places + self._outside_before[pools])
-        return np.where(self._left[pools] > 0, found, units)
+        substitutes = self.units.nth_outside(places + self._outside_before[pools])
+        return np.where(self._left[pools] > 0, substitutes, units)
 
-    def _numbers(self, units: UInt64Array) -> NDArray[np.intp]:
+    def _numbers(self, units: UnitNumbers) -> NDArray[np.intp]:
         """Return the pools of units, as numbers of those that have excluded ones; others have a wrong one."""
         pools = self._pools.searchsorted(self._first.searchsorted(units, side="right") - 1)
         return np.minimum(pools, self._pools.size - 1)
@@ -162,16 +128,16 @@ class Exclusion:
     def _grid(self, pools: NDArray[np.intp]) -> Grid | int:
         return max(1, int(self._left[pools[0]])) if is_one(pools) else self._grids.take(pools)
 
-    def _round_keys(self, pools: NDArray[np.intp], epochs: UInt64Array, laps: UInt64Array) -> UInt64Array:
+    def _round_keys(self, pools: NDArray[np.intp], epochs: Epochs, laps: UInt64Array) -> UInt64Array:
         """Return the round keys of laps of pools; each pool of a source counts as an epoch of its own."""
         numbers = self._pools[pools[:1] if is_one(pools) else pools]
-        sources = self._of_source.searchsorted(numbers, side="right") - 1
-        num_pools = np.diff(self._of_source)[sources].astype(np.uint64)
-        its = epochs * num_pools + (numbers - self._of_source[sources]).astype(np.uint64)
+        sources = self._first_pool.searchsorted(numbers, side="right") - 1
+        num_pools = np.diff(self._first_pool)[sources].astype(np.uint64)
+        pool_epochs = epochs * num_pools + (numbers - self._first_pool[sources]).astype(np.uint64)
         keys = self._keys[sources]
-        return round_keys(int(keys[0]) if numbers.size < pools.size else keys, its + laps * _GOLDEN)
+        return round_keys(int(keys[0]) if numbers.size < pools.size else keys, pool_epochs + laps * _GOLDEN)
 
-    def num_laps(self, units: UInt64Array) -> int:
+    def num_laps(self, units: UnitNumbers) -> int:
         """Return how many excluded units, per epoch, one of these units that are left replaces at most."""
         pools = np.unique(self._first.searchsorted(units, side="right") - 1)
         known = np.isin(self._pools, pools) & (self._left > 0)
@@ -179,12 +145,12 @@ class Exclusion:
         return int(laps.max(initial=0))
 
     def stood_in_for(
-        self, units: UInt64Array, epochs: UInt64Array, laps: UInt64Array
-    ) -> tuple[UInt64Array, NDArray[np.intp]]:
+        self, units: UnitNumbers, epochs: Epochs, laps: UInt64Array
+    ) -> tuple[UnitNumbers, NDArray[np.intp]]:
         """Return the excluded units that others stand in for: the inverse of `substitute`.
 
         Args:
-            units, epochs, laps: `(k,) uint64`; no unit excluded, laps below `num_laps`.
+            units, epochs, laps: `(k,)`; no unit excluded, laps below `num_laps`.
 
         Returns:
             `(m,)` each: excluded units, and the indices of those that stand in for them.
@@ -192,24 +158,32 @@ class Exclusion:
         pools = self._numbers(units)
         numbers = self.units.num_outside_below(units) - self._outside_before[pools]
         # Those in a pool with an excluded unit: the number of another one is too large, or below 0 and wraps.
-        here = np.flatnonzero(numbers < self._left[pools])
-        pools, numbers = pools[here], numbers[here]
-        keys = self._round_keys(pools, epochs[here], laps[here])
-        ranks = invert(numbers, self._grid(pools), keys) + laps[here] * self._left[pools]
+        which = np.flatnonzero(numbers < self._left[pools])
+        pools, numbers = pools[which], numbers[which]
+        keys = self._round_keys(pools, epochs[which], laps[which])
+        ranks = invert(numbers, self._grid(pools), keys) + laps[which] * self._left[pools]
         kept = np.flatnonzero(ranks < self._excluded[pools])  # the last lap may be incomplete
-        held = self.units.nth_inside(ranks[kept] + self._inside_before[pools[kept]])
-        which = here[kept]
-        if self._groups is None:
-            return held, which
-        _, far = self._nearest(held, epochs[which])
-        found, indices = [held[far]], [which[far]]
+        excluded = self.units.nth_inside(ranks[kept] + self._inside_before[pools[kept]])
+        which = which[kept]
+        if (beside := self._beside_in_source) is None:
+            return excluded, which
+        _, far = self._nearest(excluded, epochs[which])
+        parts = [(excluded[far], which[far])]
         which = np.flatnonzero(laps == 0)  # each window and epoch once
         for distance in range(1, _REACH + 1):
             if not which.size:
                 break
-            held = self._beside(units[which], epochs[which], -distance)
-            inside = self.units.contains(held)
-            held, which = held[inside], which[inside]
-            found.append(held)
-            indices.append(which)
-        return np.concatenate(found), np.concatenate(indices)
+            windows = self._beside(beside, units[which], epochs[which], -distance)
+            is_excluded = self.units.contains(windows)
+            which = which[is_excluded]
+            parts.append((windows[is_excluded], which))
+        return tuple(map(np.concatenate, zip(*parts, strict=True)))  # type: ignore[return-value]
+
+
+def _touched(pools: UInt64Array, units: Ranges) -> NDArray[np.intp]:
+    """Return the pools that some units belong to, ascending."""
+    if pools.size <= units.starts.size:
+        return np.flatnonzero(np.diff(units.num_inside_below(pools)))
+    low = pools.searchsorted(units.starts, side="right") - 1
+    num_pools = pools.searchsorted(units.stops - np.uint64(1), side="right") - low
+    return np.unique(expanded(low, num_pools)[1])

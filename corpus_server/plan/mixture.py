@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.plan.numbers import SourceNumbers, SourceRows, StageRows, UInt64Array
 from corpus_server.plan.permutation import permute_block, round_keys
 
 BLOCK_ROWS = 65_536
@@ -82,7 +83,7 @@ class Mixture:
         # First slot of each source's share.
         self._first = (np.cumsum(self.units) - self.units).astype(np.intp)
 
-    def place(self, rows: NDArray[np.uint64]) -> tuple[NDArray[np.intp] | int, NDArray[np.uint64]]:
+    def place(self, rows: StageRows) -> tuple[SourceNumbers, SourceRows]:
         """Return the source of each row, and which of that source's rows in the stage it is.
 
         Args:
@@ -105,7 +106,7 @@ class Mixture:
             sources[here], ranks[here] = table[:, offsets[here]]
         return sources, blocks * self.units[sources] + ranks
 
-    def find(self, source: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def find(self, source: int, numbers: SourceRows) -> StageRows:
         """Return the rows of the stage that are the `numbers`-th of a source: the inverse of `place`."""
         if len(self.names) == 1:
             return numbers
@@ -118,16 +119,16 @@ class Mixture:
             rows[here] = np.flatnonzero((slots >= start) & (slots < stop))[ranks[here]]
         return blocks * _BLOCK_ROWS + rows
 
-    def block_of(self, source: int, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def block_of(self, source: int, numbers: SourceRows) -> UInt64Array:
         """Return the block that `find` computes for each number: 0 for all if there is one source."""
         return numbers // self.units[source] if len(self.names) > 1 else np.zeros_like(numbers)
 
-    def count(self, num_rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def count(self, num_rows: UInt64Array) -> UInt64Array:
         """Return how many of the stage's first rows each source has: `(names,) uint64`.
 
         Of several numbers of rows it is the sum, modulo 2^64. Each number within a block takes 0.3 ms.
         """
-        counts: NDArray[np.uint64]
+        counts: UInt64Array
         if len(self.names) == 1:
             counts = num_rows.sum(keepdims=True)
             return counts
@@ -137,11 +138,11 @@ class Mixture:
             counts += self._count_in_block(int(blocks[k]), int(offsets[k]))
         return counts
 
-    def _count_in_block(self, block: int, offset: int) -> NDArray[np.uint64]:
+    def _count_in_block(self, block: int, offset: int) -> UInt64Array:
         """Return how many rows before an offset of a block each source has."""
         taken = np.zeros(BLOCK_ROWS, dtype=np.uint8)
         taken[_slots(self._key, block, offset)] = 1
-        counts: NDArray[np.uint64] = np.add.reduceat(taken, self._first, dtype=np.uint64)
+        counts: UInt64Array = np.add.reduceat(taken, self._first, dtype=np.uint64)
         return counts
 
 

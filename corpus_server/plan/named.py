@@ -8,39 +8,72 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
-from corpus_server.plan.declared import Declared, Kind, Schema, json_object
+from corpus_server.plan.declared import Declared, Kind, Schema, declared_fields, json_object
 from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.tables import Job, Lengths
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Named(Declared, ABC):
-    """An object that a plan's document names."""
+    """An object that a plan's document names.
+
+    Attributes:
+        name: in the document.
+        sentence: for help: what it does.
+        is_inline: whether query parameters can spell it.
+        digests_field: its field that holds digests of the documents' lengths by corpus, if rows follow from
+            tables that these decide; "" if it needs no table.
+    """
 
     name: ClassVar[str]
-    sentence: ClassVar[str]  # for help: what it does
-    is_inline: ClassVar[bool] = True  # whether query parameters can spell it
+    sentence: ClassVar[str]
+    is_inline: ClassVar[bool] = True
+    digests_field: ClassVar[str] = ""
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Digests of the documents' lengths by corpus; empty before the plan was bound."""
+        digests: Mapping[str, str] = getattr(self, self.digests_field)
+        return digests
+
+    def with_digests(self, digests: Mapping[str, str]) -> Self:
+        """Return the same with digests."""
+        return replace(self, **{self.digests_field: digests})
+
+    def jobs(
+        self, lengths: Mapping[str, Lengths], *, seq_len: int, seed: int, decides: Mapping[str, Any]
+    ) -> list[Job]:
+        """Return the tables of a plan that its rows follow from.
+
+        Args:
+            lengths: by source, in the plan's order.
+            decides: what decides the rows of the plan's stages alike, its sources and fingerprints.
+
+        Raises:
+            InvalidPlan: there can be no such table.
+        """
+        return []
 
     def __str__(self) -> str:
         return self.name
 
     def to_json(self, spell: Callable[[Ranges], Any] = Ranges.to_json) -> Any:
         """Return the canonical JSON."""
-        return {self.name: Declared.to_json(self, spell)} if fields(self) else self.name
+        return {self.name: Declared.to_json(self, spell)} if declared_fields(type(self)) else self.name
 
     @classmethod
     def schema(cls) -> Schema:
         """Return the JSON schema."""
-        inner = super(Named, cls).schema()
-        return json_object([cls.name], {cls.name: inner}) if fields(cls) else {"const": cls.name}
+        inner = super().schema()
+        return json_object([cls.name], {cls.name: inner}) if declared_fields(cls) else {"const": cls.name}
 
     @classmethod
     def required(cls) -> list[str]:
         """Return the fields without a default."""
-        found: list[str] = super(Named, cls).schema()["required"]
+        found: list[str] = super().schema()["required"]
         return found
 
     @classmethod
@@ -78,7 +111,7 @@ class Registry(Generic[N]):
             require_complete(field, each)
         self.field, self.kinds, self.default = field, kinds, kinds[0]()
         self._by_name = {each.name: each for each in kinds if not each.required()}
-        self._with_fields = {each.name: each for each in kinds if fields(each)}
+        self._with_fields = {each.name: each for each in kinds if declared_fields(each)}
         self.kind = Kind({"anyOf": [each.schema() for each in kinds]}, self._take)
         self._inline = [each for each in kinds if each.is_inline]
         self.inline = tuple(dict.fromkeys(each.name for each in self._inline))

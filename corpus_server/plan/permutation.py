@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-UInt64Array = NDArray[np.uint64]
+from corpus_server.plan.numbers import UInt64Array
 
 MAX_SIZE = 2**63
 """Largest n: coordinates stay below 2^32, so that no sum in this file overflows 64 bits."""
@@ -97,11 +97,23 @@ def round_keys(key: int | UInt64Array, epochs: UInt64Array) -> UInt64Array:
     With one key for equal epochs, as most steps have, `(NUM_ROUNDS, 1)`.
     """
     if not np.ndim(key) and is_one(epochs):
-        epochs = epochs[:1]
+        return _epoch_keys(int(key), int(epochs[0]))
+    return _round_keys(key, epochs)
+
+
+def _round_keys(key: int | UInt64Array, epochs: UInt64Array) -> UInt64Array:
     rounds = np.arange(1, NUM_ROUNDS + 1, dtype=np.uint64)[:, None]
     per_epoch = mix64(np.asarray(key, dtype=np.uint64) + (epochs + np.uint64(1)) * np.uint64(_GOLDEN))
     keys = mix64(per_epoch[None, :] + rounds * np.uint64(_GOLDEN))
     keys ^= keys >> _30  # see `_hash`
+    return keys
+
+
+@lru_cache(maxsize=1024)
+def _epoch_keys(key: int, epoch: int) -> UInt64Array:
+    # Kept, because most steps lie in one epoch: without it, 64 rows take 1.2 times as long.
+    keys = _round_keys(key, np.array([epoch], dtype=np.uint64))
+    keys.setflags(write=False)  # the cache shares the array
     return keys
 
 

@@ -18,8 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
-
-UInt64Array = NDArray[np.uint64]
+from corpus_server.plan.numbers import UInt64Array
 
 MAX_VALUE = 2**63 - 1
 

@@ -20,34 +20,36 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.pieces import Pieces
-from corpus_server.plan.blend import Blend
 from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_ROWS, grouped
-from corpus_server.plan.orders.order import Arrangement
-from corpus_server.plan.origins import Origins
-from corpus_server.plan.part import check_part
-from corpus_server.plan.permutation import MAX_SIZE, stream_key
-from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import (
+from corpus_server.plan.numbers import (
+    BatchRows,
     Epochs,
+    Int64Array,
+    PlanSteps,
     Positions,
     RowNumbers,
-    Rows,
-    Source,
-    UInt64Array,
+    SourceNumbers,
     UnitNumbers,
-    Windows,
 )
+from corpus_server.plan.orders import Order
+from corpus_server.plan.origins import Origins
+from corpus_server.plan.part import check_part
+from corpus_server.plan.permutation import MAX_SIZE
+from corpus_server.plan.ranges import Ranges
+from corpus_server.plan.rows import Rows, Sources
+from corpus_server.plan.tables import Table
 from corpus_server.plan.timeline import PlacedStage, Timeline
+from corpus_server.plan.windows import Windows
 from corpus_server.work import Budget
 
 VIEW_COST = 32
@@ -57,9 +59,9 @@ VIEW_COST = 32
 class _Chosen(NamedTuple):
     """Rows of one stage: number and epoch of each, and what the stage excludes."""
 
-    sources: Source
-    rows: UInt64Array
-    epochs: UInt64Array
+    sources: SourceNumbers
+    rows: RowNumbers
+    epochs: Epochs
     exclusion: Exclusion | None
 
 
@@ -68,7 +70,7 @@ class Sampler:
 
     Args:
         shard_tokens: by source; not needed with `windows`.
-        tables: of the layout or the order, if rows follow from tables.
+        tables: of the rows or the order, if they follow from some.
         windows: those of the sources, made for another plan with the same sources, `seq_len` and `stride`.
         origins: of the sources, if some are views; then shards are numbered as those of their corpora.
         contents: of each source, the fingerprint of the corpus that holds its tokens; by default its name.
@@ -77,10 +79,9 @@ class Sampler:
     Attributes:
         timeline: steps, stages, positions.
         windows: of all shards of all sources, in the order of `plan.sources`.
-        rows: what the plan's rows consist of: the windows, in most plans.
+        rows, order: those of the plan, over its sources.
         is_window: whether each row is one piece of a shard.
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
-        groups: of a bounded shuffle, None with other orders.
         exclusions: what is excluded, with the stages in which it is, ascending.
         num_steps: see `Timeline`.
 
@@ -94,7 +95,7 @@ class Sampler:
         plan: Plan,
         shard_tokens: Mapping[str, Sequence[int]] | None = None,
         *,
-        tables: Sequence[Any] = (),
+        tables: Sequence[Table] = (),
         windows: Windows | None = None,
         origins: Origins | None = None,
         contents: tuple[str, ...] | None = None,
@@ -103,8 +104,7 @@ class Sampler:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
         self.rows: Rows
-        self.arrangement: Arrangement
-        self._blend: Blend | None
+        self.order: Order
         if parent is not None and parent.plan.sources != plan.sources:
             parent = None
         if windows is None:
@@ -114,17 +114,14 @@ class Sampler:
         if int(windows.first_token[-1]) > MAX_SIZE:
             raise InvalidPlan(f"the plan's corpora hold more than {MAX_SIZE} tokens together")
         if parent is not None:
-            self.rows, self.arrangement, self._blend = parent.rows, parent.arrangement, parent._blend
+            self.rows, self.order = parent.rows, parent.order
         else:
-            laid = plan.rows.lay_out(windows, plan.sources, self._source_keys, tables)
-            self.rows, self.arrangement, self._blend = plan.order.lay_out(
-                laid, windows, plan.sources, self._source_keys, tables
-            )
+            rows = plan.rows.over(Sources(plan.sources, windows, plan.seed, tables))
+            self.rows, self.order = plan.order.over(rows)
         self.origins = origins
         self.contents = contents or plan.sources
         self.is_window = self.rows.is_window and origins is None
-        self.groups = self.arrangement.groups
-        self.timeline = Timeline(plan, self._blend)
+        self.timeline = Timeline(plan, self.order.chooser)
         self.num_windows = self.rows.epoch_rows
         self.num_steps = self.timeline.num_steps
         self.exclusions = self._exclusions(parent)
@@ -138,8 +135,7 @@ class Sampler:
     @property
     def num_bytes(self) -> int:
         """Memory of the plan and of what follows from it, without small objects and what plans share."""
-        rows = 0 if self.rows is self.windows else self.rows.num_bytes
-        return len(self.plan.canonical_json) + rows + self.plan.skip_steps.num_bytes
+        return len(self.plan.canonical_json) + self.rows.num_bytes + self.plan.skip_steps.num_bytes
 
     def exclusion_at(self, number: int) -> Exclusion | None:
         """Return what a stage excludes, with what was excluded before it."""
@@ -171,7 +167,7 @@ class Sampler:
         """
         return check_part(self.timeline, step, count=count, rank=rank, world_size=world_size)
 
-    def locate(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
+    def locate(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> Int64Array:
         """Return where the windows of a rank slice, checked by `check_part`, of consecutive steps lie.
 
         `(count, rows, 2) int64`: shard number over the plan's shard list, start token in the shard.
@@ -180,7 +176,7 @@ class Sampler:
         pieces = self.pieces(step, range(rank * rows, (rank + 1) * rows), count=count)
         return pieces.places[:, :2].reshape(count, rows, 2)
 
-    def row_numbers(self, step: int, places: range, *, count: int = 1, world_size: int = 1) -> UInt64Array:
+    def row_numbers(self, step: int, places: range, *, count: int = 1, world_size: int = 1) -> BatchRows:
         """Return the rows of the global batch at places, the same places of each of some steps.
 
         Rank k has the places [k * rows, (k + 1) * rows). The row at a place has the place's number, unless
@@ -210,15 +206,15 @@ class Sampler:
 
         In most plans each row is one piece, its window.
         """
-        found = Pieces.joined(
-            [self.rows.pieces(*part) for part in self._rows(step, places, count, world_size)]
+        pieces = Pieces.joined(
+            [self.rows.pieces(*chosen) for chosen in self._rows(step, places, count, world_size)]
         )
         placed = self.timeline.stage_at(self.timeline.plan_step(step))
         if placed.num_parts > 1:  # so each row is a part of a window
             parts = np.arange(places.start, places.stop) % placed.num_parts
-            found.places[:, 1] += np.tile(parts * placed.seq_len, count)
-            found.places[:, 2] = placed.seq_len + 1
-        return self.resolved(found)
+            pieces.places[:, 1] += np.tile(parts * placed.seq_len, count)
+            pieces.places[:, 2] = placed.seq_len + 1
+        return self.resolved(pieces)
 
     def shards(
         self, step: int, places: range, *, count: int = 1
@@ -227,12 +223,12 @@ class Sampler:
 
         `(m,)` each, by row: the row, numbered through the steps, and a shard of it, each pair once.
         """
-        found, first = [], 0
+        pairs, first = [], 0
         for sources, rows, epochs, exclusion in self._rows(step, places, count):
-            shards, of = self.rows.shards(sources, rows, epochs, exclusion)
-            found.append((of + first, shards))
+            shards, which = self.rows.shards(sources, rows, epochs, exclusion)
+            pairs.append((which + first, shards))
             first += rows.size
-        return tuple(map(np.concatenate, zip(*found, strict=True)))  # type: ignore[return-value]
+        return tuple(map(np.concatenate, zip(*pairs, strict=True)))  # type: ignore[return-value]
 
     def resolved(self, pieces: Pieces) -> Pieces:
         """Return rows of pieces of the sources as pieces of shards, which they are unless of a view."""
@@ -240,8 +236,7 @@ class Sampler:
 
     def reach(self, source: int, num_rows: int) -> int:
         """Return about how many tokens of its corpus so many neighbouring rows of a source lie among."""
-        tokens = self.windows.first_token
-        own = int(tokens[source + 1] - tokens[source])
+        own = self.windows.num_tokens(source)
         return -(-self.rows.reach(source, num_rows) * max(own, self.base_tokens(source)) // own)
 
     def own_ranges(self, source: int, given: Ranges) -> Ranges:
@@ -250,12 +245,8 @@ class Sampler:
 
     def base_tokens(self, source: int) -> int:
         """Return how many tokens the corpus of a source has."""
-        tokens = self.windows.first_token
-        return (
-            int(tokens[source + 1] - tokens[source])
-            if self.origins is None
-            else self.origins.num_tokens[source]
-        )
+        own = self.windows.num_tokens(source)
+        return own if self.origins is None else self.origins.num_tokens[source]
 
     def pieces_at(self, source: int, positions: Positions) -> Pieces:
         """Return what the rows at ascending positions of a source are made of, as the stages exclude.
@@ -263,14 +254,13 @@ class Sampler:
         Of windows that a stage reads in parts, whole ones. Shards and tokens are those of the sources, see
         `resolved`.
         """
-        numbers, found = self.timeline.stage_numbers(source, positions), []
-        for number, here in grouped(numbers):
-            found.append(
-                self.rows.pieces(source, *self.rows_at(source, positions[here]), self.exclusion_at(number))
-            )
-        return Pieces.joined(found)
+        parts = []
+        for number, which in grouped(self.timeline.stage_numbers(source, positions)):
+            rows, epochs = self.rows_at(source, positions[which])
+            parts.append(self.rows.pieces(source, rows, epochs, self.exclusion_at(number)))
+        return Pieces.joined(parts)
 
-    def rows_at(self, source: Source, positions: Positions) -> tuple[RowNumbers, Epochs]:
+    def rows_at(self, source: SourceNumbers, positions: Positions) -> tuple[RowNumbers, Epochs]:
         """Return the rows at positions, before excluded ones are replaced, and their epochs.
 
         Args:
@@ -281,8 +271,8 @@ class Sampler:
             epochs, offsets = np.divmod(positions, self.rows.num_rows[source])
         else:
             epochs, offsets = np.zeros_like(positions), positions
-        found = self.arrangement.rows_at(source, epochs, offsets)
-        return found + self.rows.first_row[source], epochs
+        rows = self.order.rows_at(source, epochs, offsets)
+        return rows + self.rows.first_row[source], epochs
 
     def positions_of(self, source: int, units: UnitNumbers, epochs: Epochs) -> Positions:
         """Return the positions whose rows hold units of a source, if nothing is excluded.
@@ -295,30 +285,28 @@ class Sampler:
             InvalidParameter: the order has no epochs, so there is nothing to invert.
         """
         rows = self.rows.holders(source, units, epochs) - self.rows.first_row[source]
-        offsets = self.arrangement.offsets_of(source, epochs, rows)
+        offsets = self.order.offsets_of(source, epochs, rows)
         positions: Positions = offsets + epochs * self.rows.num_rows[source]
         return positions
 
     def num_positions(self, source: int, epochs: int) -> int:
         """Return how many positions the first epochs of a source have; a plan may end before."""
-        positions = epochs * int(self.num_windows[source])
-        return positions if self._blend is None else min(positions, int(self._blend.num_used[source]))
+        positions, blend = epochs * int(self.num_windows[source]), self.order.chooser
+        return positions if blend is None else min(positions, int(blend.num_used[source]))
 
     def group_numbers(self, step: int) -> dict[int, int]:
         """Return the group of a bounded shuffle that each source of a training step's stage has reached.
 
         By source; the next group has the next number.
         """
-        assert self.groups is not None
         plan_step = self.timeline.plan_step(step)
         positions, _ = self.timeline.given_before(plan_step)
         sources = self.timeline.stage_at(plan_step).sources.tolist()
-        return {source: self.groups.number_at(source, int(positions[source])) for source in sources}
+        return {source: self.order.group_at(source, int(positions[source])) for source in sources}
 
     def group_extents(self, source: int, number: int) -> list[tuple[int, int, int]]:
         """Return where a group of a source lies, block by block: shard number, tokens [start, stop) in it."""
-        assert self.groups is not None
-        ranges = (self.groups.ranges(source, number) + self.rows.first_row[source]).tolist()
+        ranges = (self.order.group_rows(source, number) + self.rows.first_row[source]).tolist()
         # Neighbouring rows may lie in one block of documents.
         found = dict.fromkeys(each for start, stop in ranges for each in self.rows.extents(start, stop))
         if self.origins is None or not found:
@@ -330,24 +318,23 @@ class Sampler:
     def _rows(self, step: int, places: range, count: int, world_size: int = 1) -> list[_Chosen]:
         """Return the rows at the same places of some steps, those of each stage together."""
         plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
-        within, found, first = self.row_numbers(step, places, count=count, world_size=world_size), [], 0
-        for placed, its in self.timeline.by_stage(plan_steps):
-            rows = within if len(within) == 1 else within[first : first + its.size]
-            found.append(self._rows_in_stage(placed, its, rows))
-            first += its.size
-        return found
+        within, chosen, first = self.row_numbers(step, places, count=count, world_size=world_size), [], 0
+        for placed, stage_steps in self.timeline.by_stage(plan_steps):
+            rows = within if len(within) == 1 else within[first : first + stage_steps.size]
+            chosen.append(self._rows_in_stage(placed, stage_steps, rows))
+            first += stage_steps.size
+        return chosen
 
-    def _costs(self, step: int) -> NDArray[np.int64]:
+    def _costs(self, step: int) -> Int64Array:
         """Return the costs of the rows of a step's global batch, see `Rows.costs`."""
         size = self.timeline.stage_at(self.timeline.plan_step(step)).global_batch_size
         (chosen,) = self._rows(step, range(size), 1)
         return self.rows.costs(chosen.sources, chosen.rows)
 
-    def _rows_in_stage(self, placed: PlacedStage, plan_steps: UInt64Array, within: UInt64Array) -> _Chosen:
+    def _rows_in_stage(self, placed: PlacedStage, plan_steps: PlanSteps, within: BatchRows) -> _Chosen:
         first = (plan_steps - np.uint64(placed.from_step)) * np.uint64(placed.step_windows)
-        members, given = placed.mixture.place(
-            (first[:, None] + within // np.uint64(placed.num_parts)).reshape(-1)
-        )
+        windows = within if placed.num_parts == 1 else within // np.uint64(placed.num_parts)
+        members, given = placed.mixture.place((first[:, None] + windows).reshape(-1))
         source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
         numbers, epochs = self.rows_at(source, given + placed.positions[source])
         return _Chosen(source, numbers, epochs, self.exclusion_at(placed.number))
@@ -357,7 +344,7 @@ class Sampler:
         found = [] if parent is None else [(its.start, exclusion) for its, exclusion in parent.exclusions]
         # The parent's last stage is the first that need not be looked at.
         since = 0 if parent is None else len(parent.plan.stages)
-        keys = self._source_keys("exclude")
+        beside = self.order.beside if self.order.has_groups else None
         numbers = {name: number for number, name in enumerate(self.plan.sources)}
         for first in sorted(number for number in tuple(log.exclude) if since <= number < num_stages):
             touching = []
@@ -374,7 +361,7 @@ class Sampler:
                     touching.append(self.rows.within(source, own, Budget()))
             before = found[-1][1].units if found else Ranges()
             if touching and (units := before.union(Ranges(np.concatenate(touching)))):
-                found.append((first, self.rows.exclusion(units, keys, self.groups)))
+                found.append((first, self.rows.exclusion(units, beside)))
         borders = pairwise([*(first for first, _ in found), num_stages])
         exclusions = [(range(*its), exclusion) for its, (_, exclusion) in zip(borders, found, strict=True)]
         for stages, exclusion in exclusions:
@@ -388,7 +375,3 @@ class Sampler:
                     parameter=f"stages[].exclude.{name}",
                 )
         return exclusions
-
-    def _source_keys(self, purpose: str) -> UInt64Array:
-        keys = [stream_key(purpose, self.plan.seed, name) for name in self.plan.sources]
-        return np.array(keys, dtype=np.uint64)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan.declared import Declared, Kind, declared, integer, ranges
@@ -52,7 +51,6 @@ _MIXTURE: Final = Kind(
 _EXCLUDE: Final = Kind({"type": "object", "additionalProperties": _RANGES.schema}, _exclude)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Stage(Declared):
     """A part of a plan with its own batch size, mixture and exclusions.
 
@@ -77,14 +75,6 @@ class Stage(Declared):
     exclude: Mapping[str, Ranges] = declared(
         _EXCLUDE, "Half-open token ranges by corpus name.", omit=True, default_factory=dict
     )
-
-    @classmethod
-    def kept(cls, **fields: Any) -> Stage:
-        """Return a stage of the values of one that was checked."""
-        stage = object.__new__(cls)
-        for name, value in fields.items():
-            object.__setattr__(stage, name, value)
-        return stage
 
     @property
     def units(self) -> dict[str, int]:

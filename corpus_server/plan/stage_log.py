@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, overload
+from typing import Final, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.plan.mixture import BLOCK_ROWS
+from corpus_server.plan.numbers import Int64Array
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.stage import Stage
+
+T = TypeVar("T", bound=np.generic)
 
 _MORE: Final = 1.5
 """By which arrays grow, so that appending takes constant time on average."""
@@ -50,13 +53,6 @@ class StageLog:
         exclude: of the stages that exclude something, by number.
     """
 
-    from_steps: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    seq_lens: NDArray[np.int64]
-    units: NDArray[np.uint32]
-    positions: NDArray[np.uint64]
-    rows: NDArray[np.uint64]
-
     def __init__(self, stages: Sequence[Stage], *, seq_len: int) -> None:
         self.seq_len = seq_len
         self.names: list[str] = []
@@ -64,8 +60,10 @@ class StageLog:
         self.exclude: dict[int, Mapping[str, Ranges]] = {}
         self._numbers: dict[str, int] = {}
         self._lock = threading.Lock()
-        num_sources = len({name for stage in stages for name in stage.mixture})
-        self._allocate(len(stages), num_sources)
+        self.from_steps, self.sizes, self.seq_lens = (np.zeros(0, np.int64) for _ in range(3))
+        self.units = np.zeros((0, 0), np.uint32)
+        self.positions = self.rows = np.zeros((0, 0), np.uint64)
+        self._allocate(len(stages), len({name for stage in stages for name in stage.mixture}))
         self._append(stages)
 
     @property
@@ -89,8 +87,8 @@ class StageLog:
         """
         with self._lock:
             log = self
-            its = zip(range(num_stages, self.num_stages), stages, strict=False)
-            is_other = not all(self._holds(number, stage) for number, stage in its)
+            appended = zip(range(num_stages, self.num_stages), stages, strict=False)
+            is_other = not all(self._holds(number, stage) for number, stage in appended)
             if is_other or (not is_shared and self.num_stages < num_stages + len(stages)):
                 log = self._copy(num_stages, num_sources)
             log._append(stages[log.num_stages - num_stages :])
@@ -122,11 +120,10 @@ class StageLog:
         if other is self:
             return count
         differs = np.zeros(count, dtype=bool)
-        for name in ("from_steps", "sizes", "seq_lens"):
-            differs |= getattr(self, name)[:count] != getattr(other, name)[:count]
+        for column, others in zip(self._shapes, other._shapes, strict=True):
+            differs |= column[:count] != others[:count]
         for source in {*self.names, *other.names}:
-            one, its = (log._column(source, count) for log in (self, other))
-            differs |= one != its
+            differs |= self._column(source, count) != other._column(source, count)
         for number in {*self.exclude, *other.exclude}:
             if number < count:
                 differs[number] |= self.exclude.get(number) != other.exclude.get(number)
@@ -181,38 +178,41 @@ class StageLog:
                 self.rows = self.positions.copy()
         self.num_stages = num_stages
 
+    @property
+    def _shapes(self) -> tuple[Int64Array, ...]:
+        return self.from_steps, self.sizes, self.seq_lens
+
     def _allocate(self, num_stages: int, num_sources: int) -> None:
         """Make arrays with room for so many and copy what there is, before any thread can see them."""
-        used = self.num_stages
-        for name in ("from_steps", "sizes", "seq_lens"):
-            column = np.empty(num_stages, dtype=np.int64)
-            column[:used] = getattr(self, name)[:used] if used else 0
-            setattr(self, name, column)
-        has_rows = used > 0 and self.rows is not self.positions
-        for name, dtype in (("units", np.uint32), ("positions", np.uint64), ("rows", np.uint64)):
-            if name == "rows" and not has_rows:
-                self.rows = self.positions
-                continue
-            table = np.zeros((num_stages, num_sources), dtype=dtype)  # what nobody writes takes no memory
-            if used:
-                before = getattr(self, name)
-                table[:used, : before.shape[1]] = before[:used]
-            setattr(self, name, table)
+        used, table = self.num_stages, (num_stages, num_sources)
+        has_rows = self.rows is not self.positions
+        self.from_steps, self.sizes, self.seq_lens = (
+            _larger(column, (num_stages,), used) for column in self._shapes
+        )
+        self.units = _larger(self.units, table, used)
+        rows = _larger(self.rows, table, used)
+        self.rows, self.positions = rows, _larger(self.positions, table, used) if has_rows else rows
 
     def _copy(self, num_stages: int, num_sources: int) -> StageLog:
         copy = StageLog((), seq_len=self.seq_len)
         copy.names = self.names[:num_sources]
         copy._numbers = {name: number for number, name in enumerate(copy.names)}
-        copy._allocate(int(_MORE * num_stages), num_sources)
-        for name in ("from_steps", "sizes", "seq_lens"):
-            getattr(copy, name)[:num_stages] = getattr(self, name)[:num_stages]
+        copy.from_steps, copy.sizes, copy.seq_lens = self._shapes
+        copy.units = self.units[:, :num_sources]
+        copy.rows = copy.positions = self.positions[:, :num_sources]
         if self.rows is not self.positions:
-            copy.rows = np.zeros_like(copy.positions)
-        for name in ("units", "positions", "rows"):
-            getattr(copy, name)[:num_stages] = getattr(self, name)[:num_stages, :num_sources]
-        copy.exclude = {number: its for number, its in self.exclude.items() if number < num_stages}
+            copy.rows = self.rows[:, :num_sources]
+        copy.exclude = {number: exclude for number, exclude in self.exclude.items() if number < num_stages}
         copy.num_stages, copy.num_placed = num_stages, min(num_stages, self.num_placed)
+        copy._allocate(int(_MORE * num_stages), num_sources)
         return copy
+
+
+def _larger(array: NDArray[T], shape: tuple[int, ...], used: int) -> NDArray[T]:
+    """Return an array of this shape with the first rows of another; what nobody writes takes no memory."""
+    larger = np.zeros(shape, dtype=array.dtype)
+    larger[(slice(used), *map(slice, array.shape[1:]))] = array[:used]
+    return larger
 
 
 class LoggedStages(Sequence[Stage]):

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from corpus_server.plan.numbers import Int64Array
+
 Samples = NDArray[np.uint32]
 
 _LAST_EPOCH_SHARE: Final = 0.80

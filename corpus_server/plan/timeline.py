@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.document import MAX_STAGES, Plan
 from corpus_server.plan.mixture import Mixture, grouped
+from corpus_server.plan.numbers import BatchRows, PlanSteps, Positions, Steps, UInt64Array
 from corpus_server.plan.permutation import stream_key
 
 _KEPT: Final = 64
@@ -45,8 +46,8 @@ class PlacedStage(NamedTuple):
     global_batch_size: int
     mixture: Mixture | Blend
     sources: NDArray[np.intp]  # for each source of the mixture, its index in the plan's sources
-    positions: NDArray[np.uint64]  # of all sources of the plan, at the stage's first row
-    rows: NDArray[np.uint64]  # that all sources of the plan gave before the stage
+    positions: Positions  # of all sources of the plan, at the stage's first row
+    rows: UInt64Array  # that all sources of the plan gave before the stage
     seq_len: int  # inputs per row
     num_parts: int  # rows of a window
 
@@ -60,7 +61,7 @@ class PlacedStage(NamedTuple):
         found = np.flatnonzero(self.sources == source)
         return int(found[0]) if found.size else None
 
-    def given_at(self, plan_steps: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def given_at(self, plan_steps: PlanSteps) -> UInt64Array:
         """Return what all sources have given before a plan step of this stage, or the step behind its last.
 
         `(2, sources)`: positions, rows. Of several steps it is the sum, modulo 2^64, as `Mixture.count`
@@ -168,7 +169,7 @@ class Timeline:
         """Return whether each stage uses a source, `(stages,)`."""
         return self._log.units[: self._num_stages, source] > 0
 
-    def plan_steps(self, steps: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def plan_steps(self, steps: Steps) -> PlanSteps:
         """Return the plan steps of training steps."""
         return self.skips.nth_outside(steps) if self.skips.total else steps
 
@@ -182,7 +183,7 @@ class Timeline:
         stop = int(self.from_steps[number + 1]) if number + 1 < self._num_stages else None
         return step if stop is None or self.plan_step(step) < stop else None
 
-    def by_stage(self, plan_steps: NDArray[np.uint64]) -> list[tuple[PlacedStage, NDArray[np.uint64]]]:
+    def by_stage(self, plan_steps: PlanSteps) -> list[tuple[PlacedStage, PlanSteps]]:
         """Return ascending plan steps, those of each stage together."""
         if not plan_steps.size:
             return []
@@ -196,20 +197,20 @@ class Timeline:
         """Return the stage of a plan step."""
         return self.stages[self.number_at(plan_step)]
 
-    def given_before(self, plan_step: int) -> NDArray[np.uint64]:
+    def given_before(self, plan_step: int) -> UInt64Array:
         """Return the positions of all sources at a plan step, and their rows before it: `(2, sources)`."""
         return self.stage_at(plan_step).given_at(np.array([plan_step], dtype=np.uint64))
 
-    def begins(self, source: int) -> NDArray[np.uint64]:
+    def begins(self, source: int) -> Positions:
         """Return a source's position at the beginning of each stage: `(stages,) uint64`, ascending."""
         return self._log.positions[: self._num_stages, source]
 
-    def stage_numbers(self, source: int, positions: NDArray[np.uint64]) -> NDArray[np.intp]:
+    def stage_numbers(self, source: int, positions: Positions) -> NDArray[np.intp]:
         """Return the stage in which a source reaches each position; it need not use the source."""
         # Of stages that begin at the same position only the last can have given it.
         return self.begins(source).searchsorted(positions, side="right") - 1
 
-    def blocks_of(self, source: int, positions: NDArray[np.uint64]) -> NDArray[np.intp]:
+    def blocks_of(self, source: int, positions: Positions) -> NDArray[np.intp]:
         """Number the blocks that `rows_of` computes: for each of ascending positions that of its block."""
         numbers = self.stage_numbers(source, positions)
         blocks = np.zeros(positions.shape, dtype=np.uint64)
@@ -221,9 +222,7 @@ class Timeline:
         counted: NDArray[np.intp] = changes.cumsum()
         return counted
 
-    def rows_of(
-        self, source: int, positions: NDArray[np.uint64]
-    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.bool_]]:
+    def rows_of(self, source: int, positions: Positions) -> tuple[PlanSteps, BatchRows, NDArray[np.bool_]]:
         """Return which rows hold positions of a source: the inverse of what a stage places.
 
         `(k,)` each: plan step, first row of the window in the global batch, and whether any row holds the

@@ -7,7 +7,6 @@ may be bounded.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -19,7 +18,7 @@ from typing import Final, NamedTuple
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
 from corpus_server.plan.chain import Continued
-from corpus_server.plan.document import Plan
+from corpus_server.plan.document import Plan, id_of
 from corpus_server.plan_store.database import Database, Row, totals
 from corpus_server.plan_store.links import chain
 from corpus_server.plan_store.room import add_documents
@@ -201,7 +200,7 @@ def _is_recent(known: list[Row], now: float) -> bool:
 
 def _is_whole(plan_id: str, document: object) -> bool:
     """Tell whether a document is that of its id."""
-    return isinstance(document, str) and hashlib.sha256(document.encode()).hexdigest() == plan_id
+    return isinstance(document, str) and id_of(document) == plan_id
 
 
 def find_by_prefix(prefix: str, ids: Iterable[str], *, parameter: str = "id") -> str:

@@ -47,7 +47,7 @@ class RowSources(_OfRows):
         return sources
 
 
-class RowNumbers(_OfRows):
+class BatchRowNumbers(_OfRows):
     """The number of each row in its global batch, `(count, rows) uint32`."""
 
     dtype = np.dtype(np.uint32)
@@ -68,6 +68,6 @@ class Beside:
 BESIDE: Final[Mapping[str, Beside]] = {
     "sources": Beside(make=RowSources, reads_files=False),
     "loss_mask": Beside(make=WindowReading.masks, reads_files=True),
-    ROWS: Beside(make=RowNumbers, reads_files=False),
+    ROWS: Beside(make=BatchRowNumbers, reads_files=False),
 }
 """By the names in `with`."""

@@ -22,13 +22,13 @@ from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.document import MAX_STAGES
 from corpus_server.plan.exclusion import Exclusion
-from corpus_server.plan.rows import Windows
+from corpus_server.plan.origins import Origins
 from corpus_server.plan.stage_log import StageLog
-from corpus_server.plan.tabled import Table
+from corpus_server.plan.tables import Table
 from corpus_server.plan.timeline import PlacedStage
+from corpus_server.plan.windows import Windows
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.masks import MaskGatherer
-from corpus_server.read.viewed import viewed
 from corpus_server.read.vocabularies import tokenizer_warnings
 from corpus_server.stores import is_staged
 
@@ -171,7 +171,7 @@ class ShardList:
         self.is_staged = any(self.staged)
         self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
-        self.origins = viewed(self.corpora)
+        self.origins = Origins.of(self.corpora)
         self.contents = tuple(each.base.fingerprints["sampled"] for each in self.corpora.values())
         self.num_bytes = _SHARD_BYTES * len(self.shards)
         self._reads_ahead = reads_ahead

@@ -16,18 +16,15 @@ releases it: a page that is not in memory is waited for there.
 
 from __future__ import annotations
 
-import resource
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from mmap import PAGESIZE
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.pieces import NO_SHARD, Pieces, expanded
+from corpus_server.pieces import NO_SHARD, Pieces
+from corpus_server.read.memory import READS, Mapped, Span, num_major_faults, strided, touch
 from corpus_server.read.readahead import read_ahead
 
 # bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get
@@ -37,74 +34,6 @@ _MAX_VIEW_BYTES = 2**63
 _SAMPLE_WINDOWS = 16  # looked up in the page cache before all windows of a selection are prefetched
 
 _JOINED_BYTES = 1 << 20  # that are copied under the GIL at once, in 0.3 ms; longer rows are copied without it
-
-
-class Reads:
-    """What a process has read from its maps.
-
-    Attributes:
-        num_hits: pieces whose windows were copied from the page cache.
-        num_misses: those that had to wait for the disk, as major page faults tell.
-        num_faults: major page faults in them.
-    """
-
-    def __init__(self) -> None:
-        self.num_hits = self.num_misses = self.num_faults = 0
-        self._lock = threading.Lock()
-
-    def add(self, num_faults: int) -> None:
-        """Count a piece that was copied."""
-        with self._lock:
-            if num_faults > 0:
-                self.num_misses += 1
-                self.num_faults += num_faults
-            else:
-                self.num_hits += 1
-
-
-READS = Reads()
-
-
-def num_major_faults() -> int:
-    """Return how often this thread has waited for the disk because it touched a page of a map."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
-
-
-class MappedFile(Protocol):
-    """The file of a shard, see `OpenFile`."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it stays mapped until it is closed."""
-
-    def check_unchanged(self) -> None:
-        """Raise `CorpusChanged` or `ReadFailed` if it is not what was opened."""
-
-    def held(self) -> AbstractContextManager[None]:
-        """Keep it mapped; NotStaged if it is not on this machine."""
-
-
-class Mapped(Protocol):
-    """Numbers in memory that a gatherer reads: a `Shard`, or what stands beside one."""
-
-    @property
-    def file(self) -> MappedFile:
-        """The file that holds them."""
-
-    @property
-    def dtype(self) -> np.dtype[np.integer]:
-        """Their type."""
-
-    @property
-    def num_tokens(self) -> int:
-        """How many there are."""
-
-    @property
-    def address(self) -> int:
-        """Address of the first one; 0 if there is none."""
-
-    def is_resident(self, token: int) -> bool:
-        """Tell whether the page cache holds one."""
 
 
 class Gatherer:
@@ -139,7 +68,7 @@ class Gatherer:
         distinct = sorted(set(kinds))
         self.span_of_shard = np.array([distinct.index(kind) for kind in kinds], dtype=np.intp)
         self.spans = [
-            _Span([shard for shard, its in zip(shards, kinds, strict=True) if its == kind])
+            Span([shard for shard, its in zip(shards, kinds, strict=True) if its == kind])
             for kind in distinct
         ]
         # Each shard's token 0, counted in tokens from the lowest map of its span. An empty shard has
@@ -155,7 +84,7 @@ class Gatherer:
         mapped = [span for span in self.spans if span.end]
         lowest = min((span.lowest for span in mapped), default=0)
         self._span_bytes = np.array([max(0, span.lowest - lowest) for span in self.spans], dtype=np.int64)
-        self.memory = _strided(lowest, max((span.end for span in mapped), default=0), np.dtype(np.uint8))
+        self.memory = strided(lowest, max((span.end for span in mapped), default=0), np.dtype(np.uint8))
 
     def select(self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]) -> Selection:
         """Return windows that can be read as a whole or in parts, after `Selection.check_unchanged`.
@@ -408,10 +337,10 @@ class Selection:
             window_bytes = length * span.dtype.itemsize
             starts = span.addresses(numbers).tolist()
             return np.concatenate(
-                [_strided(start, start + window_bytes, span.dtype, length) for start in starts]
+                [strided(start, start + window_bytes, span.dtype, length) for start in starts]
             )
         if (view := self._views.get(number)) is None:
-            view = self._views[number] = _strided(span.lowest, span.end, span.dtype, length)
+            view = self._views[number] = strided(span.lowest, span.end, span.dtype, length)
         return view[numbers]
 
     def _ask_ahead(self, first: int) -> None:
@@ -423,46 +352,3 @@ class Selection:
             gatherer.cold = False
         else:
             gatherer.read_ahead(rest, lengths if isinstance(lengths, int) else lengths[first:])
-
-
-class _Span:
-    """The address range that holds all shards of one token type and alignment."""
-
-    def __init__(self, shards: Sequence[Mapped]) -> None:
-        self.dtype: np.dtype[np.integer] = shards[0].dtype
-        mapped = [shard for shard in shards if shard.num_tokens]
-        self.lowest = min((shard.address for shard in mapped), default=0)
-        size = self.dtype.itemsize
-        self.end = max((shard.address + shard.num_tokens * size for shard in mapped), default=0)
-
-    def addresses(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Return byte addresses of tokens, numbered from the lowest map."""
-        return np.uint64(self.lowest) + numbers.astype(np.uint64) * np.uint64(self.dtype.itemsize)
-
-
-def touch(memory: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-    """Read a byte of each page of ranges of memory, none of which reaches where there is no map.
-
-    NumPy releases the GIL meanwhile, so that nobody else waits for the disk.
-    """
-    first = starts // PAGESIZE
-    counts = (starts + sizes - 1) // PAGESIZE - first + 1
-    counts[sizes == 0] = 0
-    which, pages = expanded(first, counts)
-    memory.take(np.maximum(pages * PAGESIZE, starts[which]))
-
-
-def _strided(lowest: int, end: int, dtype: np.dtype[Any], length: int | None = None) -> NDArray[Any]:
-    """Return the view `(starts, length)` whose row k begins k tokens after `lowest`; `(tokens,)` without.
-
-    Memory between the maps is in the view, and never indexed.
-    """
-    num_tokens = (end - lowest) // dtype.itemsize
-    described = {
-        "version": 3,
-        "data": (lowest, True),
-        "shape": (num_tokens,) if length is None else (num_tokens - length + 1, length),
-        "strides": (dtype.itemsize,) * (1 if length is None else 2),
-        "typestr": dtype.str,
-    }
-    return np.asarray(SimpleNamespace(__array_interface__=described))

@@ -21,6 +21,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.errors import InvalidParameter, StateUnavailable
 from corpus_server.pieces import Pieces
+from corpus_server.plan.numbers import BatchRows
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import Gatherer, Selection
 from corpus_server.work import Budget
@@ -120,7 +121,7 @@ class WindowReading:
         part = {"rank": self._first_place // rows, "rows": rows, "world_size": self._world_size}
         return WindowReading(self.bound, self._budget, step=self._step, count=count, **part, masks=True)
 
-    def row_numbers(self, first: int, num_units: int) -> NDArray[np.uint64]:
+    def row_numbers(self, first: int, num_units: int) -> BatchRows:
         """Return which rows of the global batch those from `first` on are, `(k,)`: as many as `selected`."""
         group, step, places, count = self._group(first)
         found = self.bound.sampler.row_numbers(step, places, count=count, world_size=self._world_size)

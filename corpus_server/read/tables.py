@@ -30,7 +30,7 @@ from corpus_server.corpus.publish import publishing_folder
 from corpus_server.errors import FingerprintMismatch, Overloaded, ResponseTooLarge, StateUnavailable
 from corpus_server.plan import Plan
 from corpus_server.plan.streams import Sequences
-from corpus_server.plan.tabled import Job, Table
+from corpus_server.plan.tables import Job, Table
 from corpus_server.read.apart import map_in_copies, run_apart
 from corpus_server.read.ends import check_ends
 from corpus_server.work import Budget, Jobs, shared
@@ -166,7 +166,7 @@ class Tables:
             raise FingerprintMismatch(
                 "the documents of the plan's corpora are others than those that it was made for: "
                 f"the plan says {dict(tabled.digests)}, this server {digests}",
-                parameter=tabled.digests_field,
+                parameter=f"{tabled.prefix}{tabled.digests_field}",
                 remedy="serve the document indices that the plan was made for",
             )
         plan = plan if tabled.digests == digests else plan.with_digests(digests)

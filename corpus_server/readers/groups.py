@@ -93,12 +93,11 @@ class Groups:
         Adding it up takes ms with many shards.
         """
         plan, sampler = self.bound.plan, self.bound.sampler
-        assert sampler.groups is not None
         total = 0
         for source, (name, num_rows) in enumerate(
             zip(plan.sources, sampler.num_windows.tolist(), strict=True)
         ):
-            tokens = sampler.reach(source, min(3 * sampler.groups.largest(source), num_rows))
+            tokens = sampler.reach(source, min(3 * sampler.order.largest_group(source), num_rows))
             corpus = self.bound.corpora[name]
             token_bytes = corpus.dtype.itemsize + bool(corpus.num_masks)
             total += min(tokens * token_bytes, sum(each.data_bytes for each in contents(corpus.shards)))

@@ -92,7 +92,7 @@ class Prefetcher:
         work = Windows(bound, rank, world_size, steps)
         with self._changed:
             self._num_readers += 1
-            if bound.sampler.groups is not None:
+            if bound.plan.order.has_groups:
                 work.groups = self._groups.setdefault(bound, Groups(bound))
                 work.groups.num_readers += 1
         return work

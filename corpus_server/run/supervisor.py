@@ -8,6 +8,7 @@ task is logged, and the worker is replaced.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import shutil
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from corpus_server.daemon_thread import in_daemon_thread
@@ -43,7 +45,8 @@ SILENT_SECONDS = 4  # without a beat; the event loop never blocks for so long un
 MAX_BACK_OFF_SECONDS = 10.0
 MAX_FAILED_STARTS = 5  # in a row, before the first worker was ever ready
 MAX_NAMES = 20  # of corpora in a line of the log
-FIXED = ("host", "port", "uds", "state_dir")  # settings of the supervisor's own sockets and folders
+FIXED = ("host", "port", "uds", "state_dir", "while_locked")
+"""Settings of the supervisor's own sockets, folders and lock."""
 
 _log = logging.getLogger("corpus_server")
 
@@ -138,11 +141,14 @@ class _Supervisor:
         self._children, self._template = Children(), Template()
         for number in range(self._settings.workers):
             self._add(_KeptWorker(self._settings, names_corpora=not number))
-        renewing = asyncio.create_task(self._renew_when_asked())
+        tasks = [asyncio.create_task(self._renew_when_asked())]
+        if (path := self._settings.while_locked) is not None:
+            tasks.append(asyncio.create_task(self._end_when_unlocked(path)))
         try:
             await self._stop
         finally:
-            renewing.cancel()
+            for task in tasks:
+                task.cancel()
             await self._end()
 
     def _on_stop(self, number: int) -> None:
@@ -173,6 +179,26 @@ class _Supervisor:
         if self._template.pid:
             await asyncio.wait({self._children.end_of(self._template.pid)}, timeout=BEAT_SECONDS)
         self._children.close()
+
+    async def _end_when_unlocked(self, path: Path) -> None:
+        """End the server once no other process holds a lock on a file.
+
+        The kernel releases the lock of a process however it ends. This one holds the lock from then on until
+        it ends: a process that comes too late waits for that, and then starts a server of its own.
+        """
+        try:
+            await in_daemon_thread(partial(_lock, path), "lock")
+        except OSError as error:
+            failure = InvalidParameter(
+                f"while_locked {path} cannot be locked: {error.strerror}; it must be a file that is there",
+                parameter="while_locked",
+            )
+            if not self._stop.done():
+                self._stop.set_exception(failure)
+            return
+        if not self._stop.done():
+            _log.info("no process holds %s any more: ending", path)
+            self._stop.set_result(None)
 
     async def _renew_when_asked(self) -> None:
         while True:
@@ -305,6 +331,11 @@ class _Supervisor:
         if max_starts > 1:
             failure = f"{self._num_failed_starts} workers in a row did not start; the last: {failure}"
         self._stop.set_exception(CorpusServerError(failure))
+
+
+def _lock(path: Path) -> None:
+    """Wait until this process alone has a lock on a file, which it keeps to its end."""
+    fcntl.flock(os.open(path, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX)
 
 
 def _end(process: WorkerProcess, code: int | None) -> str:

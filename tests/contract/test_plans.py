@@ -128,27 +128,6 @@ def test_world_sizes_in_any_sequence_over_two_stages(replicas: dict[str, list[st
     run()
 
 
-@pytest.mark.parametrize("step", [BORDER - 1, BORDER])
-def test_the_receipt_is_the_checksum_of_the_batch(
-    step: int, replicas: dict[str, list[str]], server: RunningServer
-) -> None:
-    with _of_plan(replicas["1 worker"], PLAN) as loader:
-        state = loader.state_at(step, receipt=True)
-    urls = [*replicas["1 worker"], server.url]
-    with _of_plan(urls, PLAN) as loader:
-        loader.load_state_dict(state)
-        assert next(loader).step == step
-    response = server.get("/v1/batches", plan=state["plan_id"], step=step)
-    assert state["next_batch"] == response.headers["Corpus-Checksum"]
-
-
-def test_a_stage_that_the_ranks_do_not_divide_is_named(replicas: dict[str, list[str]]) -> None:
-    with pytest.raises(errors.InvalidArgument, match=r"stages\[0\].*got 24 over 5"):
-        _of_plan(replicas["1 worker"], PLAN, rank=0, world_size=5)
-    with pytest.raises(errors.InvalidArgument, match=r"stages\[1\].*got 40 over 3"):
-        _of_plan(replicas["1 worker"], PLAN, rank=0, world_size=3)
-
-
 def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path) -> None:
     """Where the sampled fingerprint sees the change, by it; where it does not, by the batch's receipt."""
     tokens = some_tokens(1 << 18)

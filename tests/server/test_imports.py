@@ -14,9 +14,9 @@ from tests.serving import ROOT
 PACKAGE = ROOT / "corpus_server"
 
 LEVELS = (
-    {"errors", "user_files", "__init__"},
-    {"described", "extras", "corpus_spec", "daemon_thread", "pieces", "work"},
-    {"settings", "plan", "corpus", "recordings"},
+    {"errors", "user_files"},
+    {"described", "extras", "corpus_spec", "daemon_thread", "in_background", "pieces", "work"},
+    {"settings", "plan", "corpus", "recordings", "__init__"},
     {"stores", "admission"},
     {"read"},
     {"readers", "catalog", "plan_store", "metrics"},

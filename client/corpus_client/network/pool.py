@@ -26,6 +26,7 @@ from corpus_client.network.asking import HttpClient
 from corpus_client.network.control import BoundPlan, Question
 from corpus_client.network.endpoint import Endpoint
 from corpus_client.network.options import Network
+from corpus_client.network.own_server import OwnServer
 from corpus_client.network.replica import Replica, may_pass
 from corpus_client.network.transport import LOOK_SECONDS, Connection
 from corpus_client.observe.recorder import Recorder
@@ -66,9 +67,15 @@ class Pool:
     """
 
     def __init__(
-        self, urls: Sequence[str], network: Network, recorder: Recorder, plan: BoundPlan | None = None
+        self,
+        urls: Sequence[str],
+        network: Network,
+        recorder: Recorder,
+        plan: BoundPlan | None = None,
+        own_server: OwnServer | None = None,
     ) -> None:
         self.network = network
+        self._own_server = own_server
         self.changed = threading.Condition()
         self.plan = plan
         self._recorder = recorder
@@ -392,6 +399,8 @@ class Pool:
     def _open(self, replica: Replica, connection: Connection) -> None:
         """Open one more connection; `stop` aborts it meanwhile."""
         try:
+            if self._own_server is not None:
+                self._own_server.revive()
             if replica.plan_in_doubt:
                 self.introduce(replica)
             connection.open(time.monotonic() + self.network.connect_seconds)

@@ -22,6 +22,7 @@ from corpus_client import errors
 from corpus_client.network import chain, control, wire
 from corpus_client.network.control import BoundPlan, Question
 from corpus_client.network.options import Network
+from corpus_client.network.own_server import OwnServer
 from corpus_client.network.pool import Pool
 from corpus_client.network.replica import Replica, may_pass
 from corpus_client.network.transport import LOOK_SECONDS, Buffer, Connection, first_arrived
@@ -78,24 +79,33 @@ class Replicas(AbstractContextManager["Replicas"]):
     `stop` may be called from any thread; everything else belongs to one thread at a time.
 
     Args:
+        urls: base URLs, or a server that is started if it does not run.
         plan: what `bind` returned for the same URLs; posted to a replica that does not know it.
         recorder: of the thread that uses them; measures and counts what it does.
+
+    Raises:
+        ServerNotStarted: there is no such server, and why.
     """
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: str | Sequence[str] | OwnServer,
         network: Network | None = None,
         *,
         plan: BoundPlan | None = None,
         recorder: Recorder | None = None,
     ) -> None:
+        self.own_server = urls if isinstance(urls, OwnServer) else None
+        if isinstance(urls, OwnServer):
+            self._hold = urls.hold()
+            urls.start()
+            urls = urls.url
         urls = urls if isinstance(urls, Collection) and not isinstance(urls, str | bytes) else (urls,)
         if not urls:
             raise errors.InvalidArgument("urls must name at least one server, got none")
         self.recorder = recorder or Recorder()
         self.network = network if network is not None else Network()
-        self._pool = Pool(urls, self.network, self.recorder, plan)
+        self._pool = Pool(urls, self.network, self.recorder, plan, self.own_server)
         self._num_sent = 0
         self._spare_hedges = MAX_HEDGES
 
@@ -308,6 +318,8 @@ class Replicas(AbstractContextManager["Replicas"]):
     def close(self) -> None:
         """Close every connection; by the thread that used them, or after it ended."""
         self._pool.close()
+        if self.own_server is not None:
+            self._hold.close()
 
     def _send(self, path: str | None, replica: Replica, connection: Connection) -> _Attempt | None:
         """Put the request for an array on the wire; return its attempt, or None if that failed."""

@@ -96,6 +96,14 @@ def make_plan(
     return plan
 
 
+def given_stage(stage: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a stage that is given as a whole, or by its fields, of which None is not given."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    if (stage is None) == (not given):
+        raise errors.InvalidArgument("extend takes a stage, or the fields of one by name")
+    return given if stage is None else stage
+
+
 def next_stage(plan: BoundPlan, from_step: int, stage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stage that continues a plan from the plan step `from_step` on.
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from corpus_client import errors
+
 ELSEWHERE = {
     "batch_size": "global_batch_size=, rows of a step over all ranks",
     "micro_batch_size": "global_batch_size=, and batch.split(rows) for micro batches",
@@ -33,6 +35,16 @@ def hint(unknown: Iterable[str], known: Iterable[str], groups: Mapping[str, type
     groups: the classes of options, by the argument that takes them.
     """
     return "; ".join(_about(name, [*known], groups) for name in unknown)
+
+
+def check_groups(groups: Mapping[str, tuple[type[Any], object]]) -> None:
+    """Raise `InvalidArgument` for the first group of options that is given and is no object of its class."""
+    for name, (kind, given) in groups.items():
+        if given is not None and not isinstance(given, kind):
+            raise errors.InvalidArgument(
+                f"{name} must be a {kind.__name__}, got a {type(given).__name__}; pass "
+                f"{name}={kind.__name__}(...)"
+            )
 
 
 def _about(name: str, known: list[str], groups: Mapping[str, type[Any]]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corpus_client import errors
-from corpus_client.network import control
+from corpus_client.network import control, wire
 from corpus_client.network.control import BoundPlan, ShardDescription
 from corpus_client.network.layout import arrays_of, starts, views
 from corpus_client.network.replicas import Replicas
@@ -31,16 +32,37 @@ REQUEST_ROWS = 16_384
 """Most rows per index request, unless a slot holds more: 256 KiB."""
 
 
-def open_shards(plan: BoundPlan, local_root: LocalRoot) -> list[LocalShard]:
-    """Map every shard of the plan, in the order that indices count them."""
+Places = Callable[[ShardDescription], Path]
+"""Where the file of a shard lies on this host."""
+
+
+def places_in(plan: BoundPlan, local_root: LocalRoot) -> Places:
+    """Return where the shards lie in a copy of their corpora."""
     if plan.views:
         raise errors.InvalidArgument(
             f"{', '.join(plan.views)}: a view is read without local_root, got {local_root!r}; leave it out"
         )
+    return partial(_local_path, local_root)
+
+
+def places_of_server(replicas: Replicas, plan: BoundPlan) -> Places | None:
+    """Return where a server on this host reads the shards; None: not all are files that it can name."""
+    if plan.views:
+        return None
+    paths: dict[str, Mapping[str, str]] = {
+        name: replicas.ask(control.get(f"{wire.corpus_path(name)}/paths"))["paths"] for name in plan.sources
+    }
+    if not all(each.file in paths[each.corpus] for each in plan.shards):
+        return None  # of an object store
+    return lambda described: Path(paths[described.corpus][described.file])
+
+
+def open_shards(plan: BoundPlan, places: Places) -> list[LocalShard]:
+    """Map every shard of the plan, in the order that indices count them."""
     if len(plan.shards) > MANY_SHARDS:
         allow_open_files()
     with ExitStack() as on_error:
-        paths = ((_local_path(local_root, described), described) for described in plan.shards)
+        paths = ((places(described), described) for described in plan.shards)
         shards = [on_error.enter_context(closing(LocalShard(*each))) for each in paths]
         on_error.pop_all()
     return shards

@@ -112,6 +112,14 @@ class View(Corpus):
         counts = np.bincount(found.owners, np.diff(pieces.borders), minlength=starts.size)
         return Pieces(pieces.places, np.concatenate(([0], counts.cumsum())).astype(np.int64))
 
+    def ranges_of(self, starts: Int64Array, stops: Int64Array) -> Int64Array:
+        """See `Corpus.ranges_of`: as often as the view has them."""
+        return np.stack(self.places.ranges(starts, stops)[1:], axis=1)
+
+    def extents(self, starts: Int64Array, stops: Int64Array) -> Int64Array:
+        """See `Corpus.extents`: where the groups of documents lie that hold them."""
+        return np.stack(self.places.extents(starts, stops), axis=1)
+
     def metadata(self) -> DocumentTable | None:
         """Return the metadata of the corpus, whose documents have other numbers."""
         return self._base.metadata()

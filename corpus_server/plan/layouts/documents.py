@@ -1,4 +1,4 @@
-"""Layout `documents`: a row joins whole documents, as far as they fit, packed anew in each epoch.
+"""Rows `documents`: each joins whole documents, as far as they fit, packed anew in each epoch.
 
 A document of L tokens has L - 1 predictions. It is cut every `seq_len` of them; a piece of p predictions has
 p + 1 tokens, so neighbouring pieces share one, as windows do. All pieces but a document's last fill a row
@@ -13,10 +13,9 @@ length comes to which place is a keyed permutation of the epoch. The unused end 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +24,14 @@ from corpus_server.errors import InvalidPlan
 from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.dealing import MAX_DEALT_ROWS
 from corpus_server.plan.declared import Schema, declared, integer, texts, true_or_false
-from corpus_server.plan.exclusion import Exclusion, Grouped, Pools
-from corpus_server.plan.layouts.layout import Keys, Layout
+from corpus_server.plan.exclusion import Beside, Exclusion
 from corpus_server.plan.mixture import grouped
-from corpus_server.plan.orders import ORDERS
-from corpus_server.plan.orders.order import Order
+from corpus_server.plan.numbers import Epochs, RowNumbers, SourceNumbers, UInt64Array, UnitNumbers
 from corpus_server.plan.packing import Packing, Table, build
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Epochs, RowNumbers, Rows, Source, UInt64Array, UnitNumbers, Windows
+from corpus_server.plan.rows import Rows, Sources
 from corpus_server.plan.stage import Stage
-from corpus_server.plan.tabled import Job, Lengths
+from corpus_server.plan.tables import Job, Lengths
 from corpus_server.work import Budget
 
 MAX_BLOCK_DOCUMENTS: Final = 2**24
@@ -45,158 +42,17 @@ _RULE: Final = 1
 """Version of the rule that packs; another one would make other tables, and other rows."""
 
 
-class Packed(Rows):
-    """Pieces of documents as rows, packed by a table for each source."""
-
-    name, unit, is_window, holds_several = "rows documents", "piece", False, True
-
-    def __init__(self, packings: Sequence[Packing], windows: Windows) -> None:
-        self._packings, self._windows = packings, windows
-        self.num_rows = self.epoch_rows = np.array([each.num_rows for each in packings], dtype=np.uint64)
-        self.first_row = _bounds(self.num_rows)
-        first_piece = _bounds(np.array([each.num_pieces for each in packings], dtype=np.uint64))
-        of_source = _bounds(np.array([each.num_classes for each in packings])).astype(np.intp)
-        firsts = [each.class_first[:-1] + first for each, first in zip(packings, first_piece, strict=False)]
-        # All plans of one source share what its table holds.
-        first = np.concatenate([*firsts, first_piece[-1:]]) if len(packings) > 1 else packings[0].class_first
-        self.pools = Pools(first, of_source)
-        self._first_piece = first_piece
-        self.shard_row = self._shard_rows()
-
-    def _shard_rows(self) -> UInt64Array:
-        """Return the number of each shard's first row; blocks, and so rows, end with their shards."""
-        windows, found = self._windows, []
-        for source, (packing, first_row) in enumerate(zip(self._packings, self.first_row, strict=False)):
-            shards = slice(*windows.first_shard[source : source + 2])
-            begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64)
-            table = packing.table
-            blocks = table.block_token[:-1].searchsorted(begins)
-            found.append(first_row + table.pattern_row[table.block_pattern[blocks]])
-        return np.concatenate([*found, self.first_row[-1:]])
-
-    def pieces(
-        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
-    ) -> Pieces:
-        """See `Rows.pieces`."""
-        if isinstance(sources, int):
-            return self._of_source(sources, rows, epochs, exclusion)
-        which = list(grouped(sources))
-        if len(which) == 1:
-            return self._of_source(which[0][0], rows, epochs, exclusion)
-        parts = [self._of_source(source, rows[here], epochs[here], exclusion) for source, here in which]
-        counts = np.empty(rows.size, dtype=np.int64)
-        for (_, here), (_, borders) in zip(which, parts, strict=True):
-            counts[here] = np.diff(borders)
-        every = np.concatenate(([0], counts.cumsum()))
-        pieces = np.empty((int(every[-1]), 3), dtype=np.int64)
-        for (_, here), (its, borders) in zip(which, parts, strict=True):
-            pieces[expanded(every[here], np.diff(borders))[1]] = its
-        return Pieces(pieces, every)
-
-    def _of_source(
-        self, source: int, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None
-    ) -> Pieces:
-        packing, first = self._packings[source], self._first_piece[source]
-        slots, borders = packing.slots(rows - self.first_row[source], epochs)
-        epochs, classes = np.repeat(epochs, np.diff(borders)), packing.classes(slots)
-        numbers = packing.pieces_at(slots, epochs, classes)
-        empty = None
-        if exclusion is not None:
-            numbers = exclusion.substitute(numbers + first, epochs)
-            empty = exclusion.units.contains(numbers)
-            numbers -= first
-        starts, counts = packing.tokens(numbers, classes)
-        tokens = starts.astype(np.uint64) + self._windows.first_token[source]
-        shards = self._windows.shard_token.searchsorted(tokens, side="right") - 1
-        within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
-        if empty is not None:
-            counts = np.where(empty, 0, counts)
-        return Pieces(np.stack((shards, within, counts), axis=1), borders)
-
-    def costs(self, sources: Source, rows: RowNumbers) -> NDArray[np.int64]:
-        """See `Rows.costs`."""
-        if isinstance(sources, int):
-            return self._packings[sources].costs(rows - self.first_row[sources])
-        found = np.empty(rows.size, dtype=np.int64)
-        for source, here in grouped(sources):
-            found[here] = self._packings[source].costs(rows[here] - self.first_row[source])
-        return found
-
-    def holders(self, source: int, units: UnitNumbers, epochs: Epochs) -> RowNumbers:
-        """See `Rows.holders`."""
-        packing = self._packings[source]
-        slots = packing.slots_of(units - self._first_piece[source], epochs)
-        rows: UInt64Array = packing.rows_of(slots) + self.first_row[source]
-        return rows
-
-    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
-        """See `Rows.within`."""
-        starts, stops = ranges.bounds.astype(np.int64).T
-        units: UInt64Array = self._packings[source].held(starts, stops) + self._first_piece[source]
-        return units
-
-    def exclusion(self, units: Ranges, keys: UInt64Array, groups: Grouped | None) -> Exclusion:
-        """See `Rows.exclusion`: a class lies within a block, so a substitute is near without groups."""
-        return Exclusion(units, self.pools, keys)
-
-    def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """See `Rows.extents`: of their blocks."""
-        source = int(self.first_row.searchsorted(np.uint64(start), side="right")) - 1
-        first = int(self.first_row[source])
-        found = []
-        for low, high in self._packings[source].extent(start - first, stop - first):
-            token = np.uint64(low) + self._windows.first_token[source]
-            shard = int(self._windows.shard_token.searchsorted(token, side="right")) - 1
-            begin = int(token - self._windows.shard_token[shard])
-            found.append((shard, begin, begin + high - low))
-        return found
-
-    def reach(self, source: int, num_rows: int) -> int:
-        """See `Rows.reach`: of their blocks, which are read as a whole."""
-        packing = self._packings[source]
-        total = int(self._windows.first_token[source + 1] - self._windows.first_token[source])
-        every = len(packing.table.block_document) - 1
-        num_blocks = min(every, -(-num_rows * every // packing.num_rows) + 1)
-        return -(-total * num_blocks // every)
-
-    @property
-    def num_bytes(self) -> int:
-        """See `Rows.num_bytes`."""
-        return self.pools.first.nbytes if len(self._packings) > 1 else 0
-
-    @property
-    def row_pieces(self) -> int:
-        """See `Rows.row_pieces`."""
-        return max(-(-each.num_pieces // each.num_rows) for each in self._packings)
-
-    def describe(self, source: int) -> dict[str, Any]:
-        """See `Rows.describe`."""
-        packing = self._packings[source]
-        used = self._num_predictions[source] + packing.num_pieces
-        fill = used / (packing.num_rows * (self._windows.seq_len + 1))
-        return {"num_pieces": packing.num_pieces, "fill": fill}
-
-    @cached_property
-    def _num_predictions(self) -> list[int]:
-        """Predictions of each source; goes through the lengths of all its documents."""
-        found = []
-        for table in (packing.table for packing in self._packings):
-            total = 0
-            for block, (start, stop) in enumerate(pairwise(table.block_document.tolist())):
-                tokens = table.document_token[start + block : stop + block + 1].astype(np.int64)
-                total += int(np.maximum(np.diff(tokens) - 1, 0).sum())
-            found.append(total)
-        return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DocumentRows(Layout):
-    """Rows that join whole documents."""
+class DocumentRows(Rows):
+    """Rows that join whole documents, packed by a table for each source; their units are pieces."""
 
     name = "documents"
     sentence = "each row joins whole documents as far as they fit, packed anew in each epoch"
     prefix = "rows.documents."
+    digests_field = "lengths"
+    unit = "piece"
+    holds_several = True
     fills_ends = True
+    is_permuted = True
 
     block_documents: int = declared(
         integer(1, MAX_BLOCK_DOCUMENTS),
@@ -225,12 +81,8 @@ class DocumentRows(Layout):
         """Return the schemas of the query parameters that spell its fields."""
         return {"block_documents": cls.properties()["block_documents"]}
 
-    def check(self, *, seq_len: int, stride: int | None, order: Order, stages: Sequence[Stage]) -> None:
-        """See `Layout.check`."""
-        if not order.has_epochs or order.tabled is not None:
-            permuting = {each.name: 0 for each in ORDERS if each.has_epochs and each.tabled is Order.tabled}
-            accepted = f"an order that permutes rows ({', '.join(permuting)}) with rows documents"
-            raise InvalidPlan.expected("order", accepted, order.name)
+    def check(self, *, seq_len: int, stride: int | None, stages: Sequence[Stage]) -> None:
+        """See `Rows.check`."""
         if stride not in (None, seq_len):
             accepted = f"left out or seq_len ({seq_len}) with rows documents, which have no windows"
             raise InvalidPlan.expected("stride", accepted, stride)
@@ -244,45 +96,176 @@ class DocumentRows(Layout):
                 accepted = f"left out or {seq_len} with rows documents, which are packed for one length"
                 raise InvalidPlan.expected(what, accepted, stage.seq_len)
 
-    def lay_out(
-        self, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Table]
-    ) -> Rows:
-        """See `Layout.lay_out`."""
-        packings = [
-            Packing(table, seq_len=windows.seq_len, key=int(key))
-            for table, key in zip(tables, keys(self.name), strict=True)
-        ]
-        for name, packing in zip(sources, packings, strict=True):
+    def over(self, sources: Sources) -> Self:
+        """See `Rows.over`."""
+        rows = super().over(sources)
+        for name, packing in zip(sources.names, rows._packings, strict=True):
             if not packing.num_rows:
                 raise InvalidPlan(
                     f"corpus {name!r} has no document of two tokens, and rows documents need one",
                     parameter="rows",
                 )
-        return Packed(packings, windows)
+        return rows
+
+    @cached_property
+    def _packings(self) -> list[Packing]:
+        seq_len, keys = self.sources.windows.seq_len, self.sources.keys(self.name)
+        tables: Sequence[Any] = self.sources.tables
+        return [
+            Packing(table, seq_len=seq_len, key=int(key)) for table, key in zip(tables, keys, strict=True)
+        ]
+
+    @cached_property
+    def num_rows(self) -> UInt64Array:
+        """See `Rows.num_rows`."""
+        return np.array([packing.num_rows for packing in self._packings], dtype=np.uint64)
+
+    @cached_property
+    def first_row(self) -> UInt64Array:
+        """See `Rows.first_row`."""
+        return _bounds(self.num_rows)
+
+    @cached_property
+    def first_unit(self) -> UInt64Array:
+        """See `Rows.first_unit`."""
+        return _bounds(np.array([packing.num_pieces for packing in self._packings], dtype=np.uint64))
+
+    @cached_property
+    def pools(self) -> UInt64Array:
+        """See `Rows.pools`: the classes of the tables."""
+        if len(self._packings) == 1:
+            return self._packings[0].class_first  # which all plans of this source share
+        firsts = zip(self._packings, self.first_unit, strict=False)
+        classes = [packing.class_first[:-1] + first for packing, first in firsts]
+        return np.concatenate([*classes, self.first_unit[-1:]])
+
+    @cached_property
+    def shard_row(self) -> UInt64Array:
+        """See `Rows.shard_row`; blocks, and so rows, end with their shards."""
+        windows, parts = self.sources.windows, []
+        for source, (packing, first_row) in enumerate(zip(self._packings, self.first_row, strict=False)):
+            shards = slice(*windows.first_shard[source : source + 2])
+            begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64)
+            table = packing.table
+            blocks = table.block_token[:-1].searchsorted(begins)
+            parts.append(first_row + table.pattern_row[table.block_pattern[blocks]])
+        return np.concatenate([*parts, self.first_row[-1:]])
+
+    def pieces(
+        self, sources: SourceNumbers, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
+    ) -> Pieces:
+        """See `Rows.pieces`."""
+        if isinstance(sources, int):
+            return self._of_source(sources, rows, epochs, exclusion)
+        which = list(grouped(sources))
+        if len(which) == 1:
+            return self._of_source(which[0][0], rows, epochs, exclusion)
+        parts = [self._of_source(source, rows[here], epochs[here], exclusion) for source, here in which]
+        counts = np.empty(rows.size, dtype=np.int64)
+        for (_, here), (_, borders) in zip(which, parts, strict=True):
+            counts[here] = np.diff(borders)
+        every = np.concatenate(([0], counts.cumsum()))
+        pieces = np.empty((int(every[-1]), 3), dtype=np.int64)
+        for (_, here), (its, borders) in zip(which, parts, strict=True):
+            pieces[expanded(every[here], np.diff(borders))[1]] = its
+        return Pieces(pieces, every)
+
+    def _of_source(
+        self, source: int, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None
+    ) -> Pieces:
+        packing, first = self._packings[source], self.first_unit[source]
+        slots, borders = packing.slots(rows - self.first_row[source], epochs)
+        epochs, classes = np.repeat(epochs, np.diff(borders)), packing.classes(slots)
+        numbers = packing.pieces_at(slots, epochs, classes)
+        empty = None
+        if exclusion is not None:
+            numbers = exclusion.substitute(numbers + first, epochs)
+            empty = exclusion.units.contains(numbers)
+            numbers -= first
+        starts, counts = packing.tokens(numbers, classes)
+        windows = self.sources.windows
+        shards, within = windows.in_shards(starts.astype(np.uint64) + windows.first_token[source])
+        if empty is not None:
+            counts = np.where(empty, 0, counts)
+        return Pieces(np.stack((shards, within, counts), axis=1), borders)
+
+    def costs(self, sources: SourceNumbers, rows: RowNumbers) -> NDArray[np.int64]:
+        """See `Rows.costs`."""
+        if isinstance(sources, int):
+            return self._packings[sources].costs(rows - self.first_row[sources])
+        found = np.empty(rows.size, dtype=np.int64)
+        for source, here in grouped(sources):
+            found[here] = self._packings[source].costs(rows[here] - self.first_row[source])
+        return found
+
+    def holders(self, source: int, units: UnitNumbers, epochs: Epochs) -> RowNumbers:
+        """See `Rows.holders`."""
+        packing = self._packings[source]
+        slots = packing.slots_of(units - self.first_unit[source], epochs)
+        rows: UInt64Array = packing.rows_of(slots) + self.first_row[source]
+        return rows
+
+    def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
+        """See `Rows.within`."""
+        starts, stops = ranges.bounds.astype(np.int64).T
+        units: UInt64Array = self._packings[source].held(starts, stops) + self.first_unit[source]
+        return units
+
+    def exclusion(self, units: Ranges, beside: Beside | None) -> Exclusion:
+        """See `Rows.exclusion`: a class lies within a block, so a substitute is near without groups."""
+        return super().exclusion(units, None)
+
+    def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """See `Rows.extents`: of their blocks."""
+        source = int(self.first_row.searchsorted(np.uint64(start), side="right")) - 1
+        first = int(self.first_row[source])
+        bounds = np.array(self._packings[source].extent(start - first, stop - first), dtype=np.int64)
+        windows = self.sources.windows
+        shards, begins = windows.in_shards(bounds[:, 0].astype(np.uint64) + windows.first_token[source])
+        ends = begins + np.diff(bounds)[:, 0]
+        return list(zip(shards.tolist(), begins.tolist(), ends.tolist(), strict=True))
+
+    def reach(self, source: int, num_rows: int) -> int:
+        """See `Rows.reach`: of their blocks, which are read as a whole."""
+        packing = self._packings[source]
+        total = self.sources.windows.num_tokens(source)
+        every = len(packing.table.block_document) - 1
+        num_blocks = min(every, -(-num_rows * every // packing.num_rows) + 1)
+        return -(-total * num_blocks // every)
 
     @property
-    def tabled(self) -> DocumentRows:
-        """See `Layout.tabled`."""
-        return self
+    def num_bytes(self) -> int:
+        """See `Rows.num_bytes`."""
+        return self.pools.nbytes if len(self._packings) > 1 else 0
 
     @property
-    def digests(self) -> Mapping[str, str]:
-        """See `Tabled.digests`."""
-        return self.lengths
+    def row_pieces(self) -> int:
+        """See `Rows.row_pieces`."""
+        return max(-(-each.num_pieces // each.num_rows) for each in self._packings)
 
-    @property
-    def digests_field(self) -> str:
-        """See `Tabled.digests_field`."""
-        return f"{self.prefix}lengths"
+    def describe(self, source: int) -> dict[str, Any]:
+        """See `Rows.describe`."""
+        packing = self._packings[source]
+        used = self._num_predictions[source] + packing.num_pieces
+        fill = used / (packing.num_rows * (self.sources.windows.seq_len + 1))
+        return {"num_pieces": packing.num_pieces, "fill": fill}
 
-    def with_digests(self, digests: Mapping[str, str]) -> DocumentRows:
-        """See `Tabled.with_digests`."""
-        return replace(self, lengths=digests)
+    @cached_property
+    def _num_predictions(self) -> list[int]:
+        """Predictions of each source; goes through the lengths of all its documents."""
+        found = []
+        for table in (packing.table for packing in self._packings):
+            total = 0
+            for block, (start, stop) in enumerate(pairwise(table.block_document.tolist())):
+                tokens = table.document_token[start + block : stop + block + 1].astype(np.int64)
+                total += int(np.maximum(np.diff(tokens) - 1, 0).sum())
+            found.append(total)
+        return found
 
     def jobs(
         self, lengths: Mapping[str, Lengths], *, seq_len: int, seed: int, decides: Mapping[str, Any]
     ) -> list[Job]:
-        """See `Tabled.jobs`: a table for each source, which all plans of these lengths share."""
+        """See `Named.jobs`: a table for each source, which all plans of these lengths share."""
         shape = {"seq_len": seq_len, "block_documents": self.block_documents}
         return [
             Job(

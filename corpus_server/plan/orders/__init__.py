@@ -7,7 +7,7 @@ from typing import Final
 from corpus_server.plan.named import Registry
 from corpus_server.plan.orders.bounded import BoundedShuffle
 from corpus_server.plan.orders.megatron import MegatronOrder
-from corpus_server.plan.orders.order import Arrangement, Order
+from corpus_server.plan.orders.order import Order
 from corpus_server.plan.orders.random import Random
 from corpus_server.plan.orders.sequential import Sequential
 from corpus_server.plan.orders.shuffle import Shuffle
@@ -16,7 +16,6 @@ __all__ = [
     "INLINE",
     "INLINE_FIELDS",
     "ORDERS",
-    "Arrangement",
     "BoundedShuffle",
     "MegatronOrder",
     "Order",

@@ -20,19 +20,15 @@ Groups are numbered through all epochs: group g of epoch e is number e * groups 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from corpus_server.plan.declared import declared, integer
-from corpus_server.plan.orders.order import Arrangement, Keys, Order, ShardSizes, WorkingSet
+from corpus_server.plan.numbers import Epochs, Int64Array, Offsets, RowNumbers, SourceNumbers, UInt64Array
+from corpus_server.plan.orders.order import Order, ShardSizes, WorkingSet
 from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
-from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Source, UInt64Array
-
-Int64Array = NDArray[np.int64]
 
 MAX_BLOCK_WINDOWS: Final = 2**40
 MAX_GROUP_BLOCKS: Final = 2**16
@@ -52,134 +48,22 @@ class _Place(NamedTuple):
     slot: UInt64Array  # in the group's windows laid end to end
 
 
-class Groups(Arrangement):
-    """The groups of a plan's sources.
+class _Shape(NamedTuple):
+    """What follows from an order's blocks and the sizes of sources, `(sources,) uint64` each."""
 
-    Args:
-        order: blocks and groups.
-        num_windows: `(sources,) uint64`.
-        keys: from a purpose to the `stream_key` of each source, `(sources,) uint64`.
-    """
-
-    def __init__(self, order: BoundedShuffle, num_windows: UInt64Array, keys: Keys) -> None:
-        self._num_windows = num_windows
-        self._block, self._group = np.uint64(order.block_windows), np.uint64(order.group_blocks)
-        self._full = self._block * self._group
-        self._num_blocks = (num_windows - _ONE) // self._block + _ONE
-        self._block_grids = Grid.over(self._num_blocks.tolist())
-        self._gap = self._num_blocks * self._block - num_windows
-        self.num_groups = (self._num_blocks - _ONE) // self._group + _ONE
-        last = (self._num_blocks - (self.num_groups - _ONE) * self._group) * self._block
-        full = np.full_like(last, self._full)
-        # Windows of each source's groups: without and with the short block, then of the last group.
-        self._sizes = np.stack((full, full - self._gap, last, last - self._gap), axis=1).reshape(-1)
-        self._grids = Grid.over(self._sizes.tolist())
-        self._block_keys, self._window_keys, self._circle_keys = map(keys, ("blocks", "windows", "circle"))
-
-    @property
-    def groups(self) -> Groups:
-        """See `Arrangement.groups`."""
-        return self
-
-    def largest(self, source: int) -> int:
-        """Return the most windows that a group of a source has."""
-        return min(int(self._full), int(self._num_windows[source]))
-
-    def number_at(self, source: int, position: int) -> int:
-        """Return the number, through all epochs, of the group that a position of a source lies in."""
-        epoch, offset = divmod(position, int(self._num_windows[source]))
-        epochs, offsets = (np.array([each], dtype=np.uint64) for each in (epoch, offset))
-        return epoch * int(self.num_groups[source]) + int(self._at(source, epochs, offsets).group[0])
-
-    def ranges(self, source: int, number: int) -> UInt64Array:
-        """Return the windows of a group: `(blocks, 2) uint64`, start and stop of each block."""
-        epoch, group = divmod(number, int(self.num_groups[source]))
-        starts = self._blocks(source, epoch, group) * self._block
-        return np.stack((starts, np.minimum(starts + self._block, self._num_windows[source])), axis=1)
-
-    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
-        """Return the windows at offsets of epochs."""
-        place = self._at(source, epochs, offsets)
-        mixed = permute(place.slot, *self._domain(source, epochs, place, self._window_keys))
-        return self._window(source, epochs, place._replace(slot=mixed))
-
-    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
-        """Return the offsets in their epochs at which rows, maybe none, come: the inverse of `rows_at`."""
-        if not rows.size:
-            return rows.copy()
-        place = self._place(source, epochs, rows)
-        within = invert(place.slot, *self._domain(source, epochs, place, self._window_keys))
-        behind = place.group > place.short // self._group
-        offsets: Offsets = place.group * self._full + within - self._gap[source] * behind
-        return offsets
-
-    def beside(self, source: Source, epochs: UInt64Array, windows: UInt64Array, distance: int) -> UInt64Array:
-        """Return the windows so many places further in the circle of each window's group; back if negative.
-
-        The circle is another keyed permutation of the group.
-        """
-        place = self._place(source, epochs, windows)
-        size, keys = self._domain(source, epochs, place, self._circle_keys)
-        num_windows = np.uint64(size) if isinstance(size, int) else size.size
-        at = invert(place.slot, size, keys)
-        ahead = np.uint64(abs(distance)) % num_windows
-        at = (at + (ahead if distance > 0 else num_windows - ahead)) % num_windows
-        return self._window(source, epochs, place._replace(slot=permute(at, size, keys)))
-
-    def _at(self, source: Source, epochs: UInt64Array, offsets: UInt64Array) -> _Place:
-        """Return the groups of offsets and their places in them, before the windows are permuted."""
-        (keys, short), gap = self._of_epochs(source, epochs), self._gap[source]
-        behind = offsets >= (short // self._group + _ONE) * self._full - gap
-        group, within = np.divmod(offsets + gap * behind, self._full)
-        return _Place(keys, short, group, within)
-
-    def _of_epochs(self, source: Source, epochs: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
-        """Return the round keys of the order of blocks, and the place of each source's last block in it."""
-        if isinstance(source, int) and is_one(epochs):
-            return _of_epoch(int(self._block_keys[source]), int(self._num_blocks[source]), int(epochs[0]))
-        keys = round_keys(self._block_keys[source], epochs)
-        last = np.broadcast_to(self._num_blocks[source] - _ONE, epochs.shape)
-        return keys, invert(last, self._block_domain(source), keys)
-
-    def _blocks(self, source: int, epoch: int, group: int) -> UInt64Array:
-        """Return the blocks of a group in the epoch's order; read-only."""
-        first, size = group * int(self._group), int(self._num_blocks[source])
-        return _blocks(int(self._block_keys[source]), size, epoch, first, min(first + int(self._group), size))
-
-    def _place(self, source: Source, epochs: UInt64Array, windows: UInt64Array) -> _Place:
-        keys, short = self._of_epochs(source, epochs)
-        block, within = np.divmod(windows, self._block)
-        ranks = invert(block, self._block_domain(source), keys)
-        group = ranks // self._group
-        slot = (ranks - group * self._group) * self._block + within
-        behind = (group == short // self._group) & (ranks > short)
-        return _Place(keys, short, group, slot - self._gap[source] * behind)
-
-    def _window(self, source: Source, epochs: UInt64Array, place: _Place) -> UInt64Array:
-        first = place.group * self._group  # place of the group's first block in the epoch's order
-        gap = self._gap[source]
-        behind = place.slot >= (place.short + _ONE - first) * self._block - gap
-        behind &= place.group == place.short // self._group
-        ranks, within = np.divmod(place.slot + gap * behind, self._block)
-        if isinstance(source, int) and self._group <= _TABLE_BLOCKS and is_one(epochs) and is_one(first):
-            blocks = self._blocks(source, int(epochs[0]), int(place.group[0]))[ranks]
-        else:
-            blocks = permute(first + ranks, self._block_domain(source), place.keys)
-        blocks *= self._block
-        blocks += within
-        return blocks
-
-    def _block_domain(self, source: Source) -> Grid | int:
-        return int(self._num_blocks[source]) if isinstance(source, int) else self._block_grids.take(source)
-
-    def _domain(
-        self, source: Source, epochs: UInt64Array, place: _Place, keys: UInt64Array
-    ) -> tuple[Grid | int, UInt64Array]:
-        """Return the number of windows of each group and its round keys, as `permute` takes them."""
-        num_groups, group = self.num_groups[source], place.group
-        kinds = (group == place.short // self._group) + 2 * (group + _ONE == num_groups) + 4 * source
-        size = int(self._sizes[kinds[0]]) if is_one(kinds) else self._grids.take(kinds)
-        return size, round_keys(keys[source], epochs * num_groups + group)
+    block: np.uint64  # windows of a block
+    group: np.uint64  # blocks of a group
+    full: np.uint64  # windows of a full group
+    num_blocks: UInt64Array
+    block_grids: Grid
+    gap: UInt64Array  # windows that the last block lacks
+    num_groups: UInt64Array
+    # Windows of each source's groups: without and with the short block, then of the last group.
+    sizes: UInt64Array  # (4 * sources,)
+    grids: Grid
+    block_keys: UInt64Array
+    window_keys: UInt64Array
+    circle_keys: UInt64Array
 
 
 # Kept, because most steps lie in one group: without both tables, 64 rows take 2.6 times as long.
@@ -197,13 +81,12 @@ def _blocks(key: int, num_blocks: int, epoch: int, first: int, stop: int) -> UIn
     return blocks
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BoundedShuffle(Order):
     """An order that is random within groups of blocks, for corpora larger than memory."""
 
     name = "shuffle"
     sentence = "random within groups of blocks, for corpora larger than memory or in an object store"
-    arrangement = Groups
+    has_groups = True
     prefix = "order.shuffle."
 
     block_windows: int = declared(
@@ -213,6 +96,131 @@ class BoundedShuffle(Order):
     group_blocks: int = declared(
         integer(1, MAX_GROUP_BLOCKS), "Blocks whose windows are permuted among themselves."
     )
+
+    @cached_property
+    def _shape(self) -> _Shape:
+        num_windows = self.num_rows
+        block, group = np.uint64(self.block_windows), np.uint64(self.group_blocks)
+        full = block * group
+        num_blocks = (num_windows - _ONE) // block + _ONE
+        gap = num_blocks * block - num_windows
+        num_groups = (num_blocks - _ONE) // group + _ONE
+        last = (num_blocks - (num_groups - _ONE) * group) * block
+        every = np.full_like(last, full)
+        sizes = np.stack((every, every - gap, last, last - gap), axis=1).reshape(-1)
+        keys = map(self.sources.keys, ("blocks", "windows", "circle"))
+        grids = Grid.over(num_blocks.tolist()), Grid.over(sizes.tolist())
+        return _Shape(block, group, full, num_blocks, grids[0], gap, num_groups, sizes, grids[1], *keys)
+
+    def largest_group(self, source: int) -> int:
+        """See `Order.largest_group`."""
+        return min(int(self._shape.full), int(self.num_rows[source]))
+
+    def group_at(self, source: int, position: int) -> int:
+        """See `Order.group_at`."""
+        epoch, offset = divmod(position, int(self.num_rows[source]))
+        epochs, offsets = (np.array([number], dtype=np.uint64) for number in (epoch, offset))
+        return epoch * int(self._shape.num_groups[source]) + int(self._at(source, epochs, offsets).group[0])
+
+    def group_rows(self, source: int, number: int) -> UInt64Array:
+        """See `Order.group_rows`."""
+        epoch, group = divmod(number, int(self._shape.num_groups[source]))
+        starts = self._blocks(source, epoch, group) * self._shape.block
+        return np.stack((starts, np.minimum(starts + self._shape.block, self.num_rows[source])), axis=1)
+
+    def rows_at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> RowNumbers:
+        """See `Order.rows_at`."""
+        place = self._at(source, epochs, offsets)
+        mixed = permute(place.slot, *self._domain(source, epochs, place, self._shape.window_keys))
+        return self._window(source, epochs, place._replace(slot=mixed))
+
+    def offsets_of(self, source: SourceNumbers, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        """See `Order.offsets_of`; rows may be none."""
+        if not rows.size:
+            return rows.copy()
+        place = self._place(source, epochs, rows)
+        within = invert(place.slot, *self._domain(source, epochs, place, self._shape.window_keys))
+        behind = place.group > place.short // self._shape.group
+        offsets: Offsets = place.group * self._shape.full + within - self._shape.gap[source] * behind
+        return offsets
+
+    def beside(self, source: SourceNumbers, epochs: Epochs, rows: RowNumbers, distance: int) -> RowNumbers:
+        """See `Order.beside`: so many places further in the group's circle, another permutation of it."""
+        place = self._place(source, epochs, rows)
+        size, keys = self._domain(source, epochs, place, self._shape.circle_keys)
+        num_windows = np.uint64(size) if isinstance(size, int) else size.size
+        at = invert(place.slot, size, keys)
+        ahead = np.uint64(abs(distance)) % num_windows
+        at = (at + (ahead if distance > 0 else num_windows - ahead)) % num_windows
+        return self._window(source, epochs, place._replace(slot=permute(at, size, keys)))
+
+    def _at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> _Place:
+        """Return the groups of offsets and their places in them, before the windows are permuted."""
+        (keys, short), gap = self._of_epochs(source, epochs), self._shape.gap[source]
+        behind = offsets >= (short // self._shape.group + _ONE) * self._shape.full - gap
+        group, within = np.divmod(offsets + gap * behind, self._shape.full)
+        return _Place(keys, short, group, within)
+
+    def _of_epochs(self, source: SourceNumbers, epochs: Epochs) -> tuple[UInt64Array, UInt64Array]:
+        """Return the round keys of the order of blocks, and the place of each source's last block in it."""
+        if isinstance(source, int) and is_one(epochs):
+            return _of_epoch(
+                int(self._shape.block_keys[source]), int(self._shape.num_blocks[source]), int(epochs[0])
+            )
+        keys = round_keys(self._shape.block_keys[source], epochs)
+        last = np.broadcast_to(self._shape.num_blocks[source] - _ONE, epochs.shape)
+        return keys, invert(last, self._block_domain(source), keys)
+
+    def _blocks(self, source: int, epoch: int, group: int) -> UInt64Array:
+        """Return the blocks of a group in the epoch's order; read-only."""
+        first, size = group * int(self._shape.group), int(self._shape.num_blocks[source])
+        return _blocks(
+            int(self._shape.block_keys[source]), size, epoch, first, min(first + int(self._shape.group), size)
+        )
+
+    def _place(self, source: SourceNumbers, epochs: Epochs, windows: RowNumbers) -> _Place:
+        keys, short = self._of_epochs(source, epochs)
+        block, within = np.divmod(windows, self._shape.block)
+        ranks = invert(block, self._block_domain(source), keys)
+        group = ranks // self._shape.group
+        slot = (ranks - group * self._shape.group) * self._shape.block + within
+        behind = (group == short // self._shape.group) & (ranks > short)
+        return _Place(keys, short, group, slot - self._shape.gap[source] * behind)
+
+    def _window(self, source: SourceNumbers, epochs: Epochs, place: _Place) -> RowNumbers:
+        first = place.group * self._shape.group  # place of the group's first block in the epoch's order
+        gap = self._shape.gap[source]
+        behind = place.slot >= (place.short + _ONE - first) * self._shape.block - gap
+        behind &= place.group == place.short // self._shape.group
+        ranks, within = np.divmod(place.slot + gap * behind, self._shape.block)
+        if (
+            isinstance(source, int)
+            and self._shape.group <= _TABLE_BLOCKS
+            and is_one(epochs)
+            and is_one(first)
+        ):
+            blocks = self._blocks(source, int(epochs[0]), int(place.group[0]))[ranks]
+        else:
+            blocks = permute(first + ranks, self._block_domain(source), place.keys)
+        blocks *= self._shape.block
+        blocks += within
+        return blocks
+
+    def _block_domain(self, source: SourceNumbers) -> Grid | int:
+        return (
+            int(self._shape.num_blocks[source])
+            if isinstance(source, int)
+            else self._shape.block_grids.take(source)
+        )
+
+    def _domain(
+        self, source: SourceNumbers, epochs: Epochs, place: _Place, keys: UInt64Array
+    ) -> tuple[Grid | int, UInt64Array]:
+        """Return the number of windows of each group and its round keys, as `permute` takes them."""
+        num_groups, group = self._shape.num_groups[source], place.group
+        kinds = (group == place.short // self._shape.group) + 2 * (group + _ONE == num_groups) + 4 * source
+        size = int(self._shape.sizes[kinds[0]]) if is_one(kinds) else self._shape.grids.take(kinds)
+        return size, round_keys(keys[source], epochs * num_groups + group)
 
     def working_set(self, shards: ShardSizes) -> WorkingSet:
         """Return the shards of the group that is read, and of the next: those of the largest two."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -24,15 +24,16 @@ from numpy.typing import NDArray
 from corpus_server.errors import InvalidPlan
 from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.blend import Blend, BlendTable, choose
-from corpus_server.plan.declared import Declared, choice, declared, integer, names, shares, texts
-from corpus_server.plan.exclusion import Exclusion, Pools
+from corpus_server.plan.declared import choice, declared, integer, names, shares, texts
+from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import quantise
-from corpus_server.plan.orders.order import Arrangement, Keys, Order, all_shards
+from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers, UInt64Array
+from corpus_server.plan.orders.order import Order, all_shards
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Rows, Source, UInt64Array, Windows
+from corpus_server.plan.rows import Rows
 from corpus_server.plan.stage import Stage
 from corpus_server.plan.streams import Drawn, Sequences, draw, extent, join, part_of
-from corpus_server.plan.tabled import Job, Lengths
+from corpus_server.plan.tables import Job, Lengths
 from corpus_server.work import Budget
 
 MAX_NUM_SAMPLES: Final = 2**31
@@ -62,74 +63,71 @@ class Table(NamedTuple):
     counts: NDArray[np.int64]
 
 
-class Samples(Rows, Arrangement):
-    """Megatron's samples as rows, each of which joins pieces of documents, and their order.
+class Samples(Rows):
+    """Megatron's samples as rows, each of which joins pieces of documents; no document names them."""
 
-    The samples of all epochs of a source are permuted together, so each comes once in a run.
-    """
+    name = "of order megatron"
+    unit = "sample"
 
-    name, unit, is_window = "order megatron", "sample", False
-    shard_row = None
+    @property
+    def table(self) -> Table:
+        """The table of the plan."""
+        table: Table = self.sources.tables[0]  # type: ignore[assignment]
+        return table
 
-    def __init__(self, table: Table, windows: Windows) -> None:
-        self._table, self._windows = table, windows
-        self._first_sample, self._first_token, epoch_samples = table.firsts
-        self.first_row = self._first_sample.astype(np.uint64)
-        self.num_rows = np.diff(self.first_row)
-        self.pools = Pools.of_sources(self.first_row)
-        self.epoch_rows = np.maximum(1, epoch_samples[:-1]).astype(np.uint64)
+    @cached_property
+    def first_row(self) -> UInt64Array:
+        """See `Rows.first_row`."""
+        firsts: UInt64Array = self.table.firsts[0].astype(np.uint64)
+        return firsts
 
-    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
-        """See `Arrangement.rows_at`."""
-        return self._look_up(self._table.samples, source, offsets)
+    @cached_property
+    def num_rows(self) -> UInt64Array:
+        """See `Rows.num_rows`."""
+        return np.diff(self.first_row)
 
-    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
-        """See `Arrangement.offsets_of`."""
-        return self._look_up(self._table.places, source, rows)
-
-    def _look_up(self, table: NDArray[np.uint32], source: Source, numbers: UInt64Array) -> UInt64Array:
-        first = self._first_sample[source]
-        found: UInt64Array = (table[first + numbers.astype(np.int64)] - first).astype(np.uint64)
-        return found
+    @cached_property
+    def epoch_rows(self) -> UInt64Array:
+        """See `Rows.epoch_rows`: all epochs of a source are permuted together."""
+        return np.maximum(1, self.table.firsts[2, :-1]).astype(np.uint64)
 
     def pieces(
-        self, sources: Source, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
+        self, sources: SourceNumbers, rows: RowNumbers, epochs: Epochs, exclusion: Exclusion | None = None
     ) -> Pieces:
         """See `Rows.pieces`."""
-        seq_len, bounds = self._windows.seq_len, self._table.bounds
-        samples = rows.astype(np.int64) - self._first_sample[sources]
-        starts = self._first_token[sources] + samples * seq_len
-        stops = starts + (seq_len + 1)
-        low = bounds.searchsorted(starts, side="right") - 1
-        num_pieces = bounds.searchsorted(stops, side="left") - low
+        windows, table = self.sources.windows, self.table
+        first_sample, first_token, _ = table.firsts
+        starts = first_token[sources] + (rows.astype(np.int64) - first_sample[sources]) * windows.seq_len
+        stops = starts + (windows.seq_len + 1)
+        low = table.bounds.searchsorted(starts, side="right") - 1
+        num_pieces = table.bounds.searchsorted(stops, side="left") - low
         row, documents = expanded(low, num_pieces)
-        origins = bounds[documents]
+        origins = table.bounds[documents]
         begins = np.maximum(origins, starts[row])
-        ends = np.minimum(bounds[documents + 1], stops[row])
-        tokens = (self._table.begins[documents] + begins - origins).astype(np.uint64)
-        shards = self._windows.shard_token.searchsorted(tokens, side="right") - 1
-        within = (tokens - self._windows.shard_token[shards]).astype(np.int64)
+        ends = np.minimum(table.bounds[documents + 1], stops[row])
+        shards, within = windows.in_shards((table.begins[documents] + begins - origins).astype(np.uint64))
         borders = np.concatenate(([0], num_pieces.cumsum()))
         return Pieces(np.stack((shards, within, ends - begins), axis=1), borders)
 
     def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
         """See `Rows.within`."""
-        seq_len, before = self._windows.seq_len, int(self._windows.first_token[source])
-        first_sample, end_sample = self._first_sample[source : source + 2].tolist()
-        low, high = self._table.bounds.searchsorted(self._first_token[source : source + 2]).tolist()
+        windows, table = self.sources.windows, self.table
+        seq_len, before = windows.seq_len, int(windows.first_token[source])
+        (first_sample, end_sample), (first_token, end_token) = table.firsts[:2, source : source + 2].tolist()
+        low, high = table.bounds.searchsorted((first_token, end_token)).tolist()
         starts, stops = ranges.bounds.astype(np.int64).T
         found = [np.empty((0, 2), np.int64)]
         for at in range(low, high, _SLICE):
-            begins = self._table.begins[at : min(at + _SLICE, high)] - before
-            bounds = self._table.bounds[at : at + begins.size + 1]
+            begins = table.begins[at : min(at + _SLICE, high)] - before
+            bounds = table.bounds[at : at + begins.size + 1]
             lengths = np.diff(bounds)
             # Of each document the first range that ends behind its begin, to the last that begins in it.
             touched = stops.searchsorted(begins, side="right")
             counts = np.maximum(0, starts.searchsorted(begins + lengths) - touched)
-            here, which = expanded(touched, counts)
-            origins = bounds[here] - self._first_token[source]
-            first = origins + np.maximum(0, starts[which] - begins[here])
-            last = origins + np.minimum(lengths[here], stops[which] - begins[here]) - 1
+            document, which = expanded(touched, counts)
+            origins = bounds[document] - first_token
+            first = origins + np.maximum(0, starts[which] - begins[document])
+            last = origins + np.minimum(lengths[document], stops[which] - begins[document]) - 1
             samples = np.maximum(0, -((seq_len - first) // seq_len)), last // seq_len + 1
             found.append(first_sample + np.stack(samples, axis=1))
             budget.spend()
@@ -139,7 +137,7 @@ class Samples(Rows, Arrangement):
     @property
     def row_pieces(self) -> int:
         """See `Rows.row_pieces`."""
-        return -(-self._table.begins.size // self._table.samples.size) + 1
+        return -(-self.table.begins.size // self.table.samples.size) + 1
 
     def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """See `Rows.extents`: of each piece."""
@@ -150,10 +148,9 @@ class Samples(Rows, Arrangement):
 
     def reach(self, source: int, num_rows: int) -> int:
         """See `Rows.reach`: all of it, because neighbouring samples are of documents anywhere."""
-        return int(self._windows.first_token[source + 1] - self._windows.first_token[source])
+        return self.sources.windows.num_tokens(source)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronOrder(Order):
     """The order of Megatron-Core's GPTDataset and BlendedDataset."""
 
@@ -161,8 +158,8 @@ class MegatronOrder(Order):
     sentence = "the rows of Megatron-Core's datasets, element for element, for a fixed number of samples"
     is_inline = False
     working_set = all_shards
-    arrangement = Samples
     prefix = "order.megatron."
+    digests_field = "documents"
 
     num_samples: int = declared(
         integer(1, MAX_NUM_SAMPLES), "Rows of the whole run, as Megatron was asked for."
@@ -186,19 +183,20 @@ class MegatronOrder(Order):
         default_factory=dict,
     )
 
-    def __post_init__(self) -> None:
-        Declared.__post_init__(self)
+    def settled(self) -> dict[str, Any]:
+        """See `Declared.settled`."""
         size = len(self.blend)
         if (size > 1) if self.weights is None else (size not in (0, len(self.weights))):
             accepted = "a list of numbers above 0, one for each corpus of blend"
             raise InvalidPlan.expected(f"{self.prefix}weights", accepted, self.weights and list(self.weights))
+        return {}
 
     def __str__(self) -> str:
         return f"{self.name} {self.num_samples}"
 
     def settle(
         self, *, seq_len: int, stride: int | None, seed: int, stages: Sequence[Stage]
-    ) -> tuple[Order, int]:
+    ) -> tuple[MegatronOrder, int]:
         """Refuse what Megatron's samples cannot carry, and mixtures that do not say what the blend says."""
         integer(0, 2**32 - 1).take("seed", seed)  # NumPy's RandomState takes no other
         if stride not in (None, seq_len):
@@ -223,49 +221,51 @@ class MegatronOrder(Order):
                     )
         return order, seq_len
 
-    def lay_out(
-        self, rows: Rows, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Table]
-    ) -> tuple[Rows, Arrangement, Blend | None]:
-        """See `Order.lay_out`.
+    def over(self, rows: Rows) -> tuple[Rows, MegatronOrder]:
+        """See `Order.over`.
 
         Raises:
             InvalidPlan: the blend takes more samples of a source than there are; Megatron refuses it, too.
         """
-        (table,) = tables
-        blend = Blend(sources, BlendTable(table.sources, table.positions, table.counts))
-        drawn, used = np.diff(table.firsts[0]), blend.num_used.astype(np.int64)
+        samples, order = super().over(Samples(sources=rows.sources))
+        used = order.chooser.num_used.astype(np.int64)
+        drawn = samples.num_rows.astype(np.int64)
         for source in np.flatnonzero(used > drawn).tolist():
             raise InvalidPlan(
-                f"the blend takes {used[source]} samples of {sources[source]!r}, and Megatron draws "
-                f"{drawn[source]}; Megatron refuses this blend, too",
+                f"the blend takes {used[source]} samples of {rows.sources.names[source]!r}, and Megatron "
+                f"draws {drawn[source]}; Megatron refuses this blend, too",
                 parameter="order.megatron.weights",
             )
-        samples = Samples(table, windows)
-        return samples, samples, blend
+        return samples, order
+
+    @cached_property
+    def chooser(self) -> Blend:
+        """See `Order.chooser`."""
+        table = self._table
+        return Blend(self.sources.names, BlendTable(table.sources, table.positions, table.counts))
 
     @property
-    def tabled(self) -> MegatronOrder:
-        """See `Order.tabled`."""
-        return self
+    def _table(self) -> Table:
+        table: Table = self.sources.tables[0]  # type: ignore[assignment]
+        return table
 
-    @property
-    def digests(self) -> Mapping[str, str]:
-        """See `Tabled.digests`."""
-        return self.documents
+    def rows_at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> RowNumbers:
+        """See `Order.rows_at`."""
+        return self._look_up(self._table.samples, source, offsets)
 
-    @property
-    def digests_field(self) -> str:
-        """See `Tabled.digests_field`."""
-        return f"{self.prefix}documents"
+    def offsets_of(self, source: SourceNumbers, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        """See `Order.offsets_of`."""
+        return self._look_up(self._table.places, source, rows)
 
-    def with_digests(self, digests: Mapping[str, str]) -> MegatronOrder:
-        """See `Tabled.with_digests`."""
-        return replace(self, documents=digests)
+    def _look_up(self, table: NDArray[np.uint32], source: SourceNumbers, numbers: UInt64Array) -> UInt64Array:
+        first = self._table.firsts[0][source]
+        found: UInt64Array = (table[first + numbers.astype(np.int64)] - first).astype(np.uint64)
+        return found
 
     def jobs(
         self, lengths: Mapping[str, Lengths], *, seq_len: int, seed: int, decides: Mapping[str, Any]
     ) -> list[Job]:
-        """See `Tabled.jobs`: one table of all sources."""
+        """See `Named.jobs`: one table of all sources."""
         return [
             Job(
                 Table,

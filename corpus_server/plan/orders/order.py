@@ -1,53 +1,19 @@
-"""What an order is: how the rows of a source are permuted, anew in each epoch.
-
-The document names an order, with its fields: an `Order`. Laid over the sources of a plan it becomes an
-`Arrangement`, which computes.
-"""
+"""What an order is: how the rows of a source are permuted, anew in each epoch."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import field, replace
+from functools import cached_property
+from typing import ClassVar, NamedTuple, Self
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan.blend import Blend
-from corpus_server.plan.exclusion import Grouped
 from corpus_server.plan.named import Named
-from corpus_server.plan.rows import Epochs, Offsets, RowNumbers, Rows, Source, UInt64Array, Windows
+from corpus_server.plan.numbers import Epochs, Int64Array, Offsets, RowNumbers, SourceNumbers, UInt64Array
+from corpus_server.plan.rows import NO_SOURCES, Rows, Sources
 from corpus_server.plan.stage import Stage
-from corpus_server.plan.tabled import Tabled
-
-Keys = Callable[[str], UInt64Array]
-"""From a purpose, like the order's name, to the key of each source, `(sources,) uint64`."""
-
-
-class Arrangement(ABC):
-    """An order over the sources of a plan. Rows are numbered from 0 in each source.
-
-    Methods take the source of each row, `(k,)` or one for all, and `(k,) uint64` arrays.
-    """
-
-    def __init__(self, order: Order, num_rows: UInt64Array, keys: Keys) -> None:
-        """Lay an order over sources of so many rows, `(sources,) uint64`."""
-        self._num_rows = num_rows
-
-    @abstractmethod
-    def rows_at(self, source: Source, epochs: Epochs, offsets: Offsets) -> RowNumbers:
-        """Return which rows come at offsets of epochs; without epochs, offsets count through the run."""
-
-    @abstractmethod
-    def offsets_of(self, source: Source, epochs: Epochs, rows: RowNumbers) -> Offsets:
-        """Return at which offsets of epochs, `(k,)` or `(1,)`, rows come: the inverse of `rows_at`."""
-
-    @property
-    def groups(self) -> Grouped | None:
-        """Its groups, if it is random only within groups of neighbouring blocks."""
-        return None
 
 
 class ShardSizes(NamedTuple):
@@ -58,8 +24,8 @@ class ShardSizes(NamedTuple):
         ends: `(k,) int64`, rows of the source up to the end of each shard.
     """
 
-    num_bytes: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    num_bytes: Int64Array
+    ends: Int64Array
 
 
 class WorkingSet(NamedTuple):
@@ -88,13 +54,36 @@ def neighbouring_shards(order: Order, shards: ShardSizes) -> WorkingSet:
     return WorkingSet(most, "two shards after one another have up to", "smaller shards")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Order(Named, ABC):
-    """An order as a plan's document has it."""
+class Order(Named):
+    """An order as a plan's document has it; `over` the rows of sources it computes.
 
-    arrangement: ClassVar[type[Arrangement]]
-    has_epochs: ClassVar[bool] = True  # whether each row comes once in an epoch, so that it can be looked up
-    stride: ClassVar[int | None] = None  # the only one that it can have; None: any, by default seq_len
+    Then `rows_at` and `offsets_of` take the source of each row, `(k,)` or one for all, and `(k,) uint64`
+    arrays. Rows are numbered from 0 in each source.
+
+    Attributes:
+        has_epochs: whether each row comes once in an epoch, so that it can be looked up.
+        has_groups: whether it is random only within groups of neighbouring blocks, and has the methods below
+            of such an order.
+        stride: the only one that it can have; None: any, by default seq_len.
+        sources: over which it is laid; in a document none.
+        num_rows: `(sources,) uint64`, rows of each.
+    """
+
+    has_epochs: ClassVar[bool] = True
+    has_groups: ClassVar[bool] = False
+    stride: ClassVar[int | None] = None
+    sources: Sources = field(default=NO_SOURCES, compare=False, repr=False)
+    num_rows: UInt64Array = field(
+        default_factory=lambda: NO_SOURCES.windows.num_windows, compare=False, repr=False
+    )
+
+    @abstractmethod
+    def rows_at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> RowNumbers:
+        """Return which rows come at offsets of epochs; without epochs, offsets count through the run."""
+
+    @abstractmethod
+    def offsets_of(self, source: SourceNumbers, epochs: Epochs, rows: RowNumbers) -> Offsets:
+        """Return at which offsets of epochs, `(k,)` or `(1,)`, rows come: the inverse of `rows_at`."""
 
     @abstractmethod
     def working_set(self, shards: ShardSizes) -> WorkingSet:
@@ -102,7 +91,7 @@ class Order(Named, ABC):
 
     def settle(
         self, *, seq_len: int, stride: int | None, seed: int, stages: Sequence[Stage]
-    ) -> tuple[Order, int]:
+    ) -> tuple[Self, int]:
         """Return the order with what it takes from the rest of its plan, and the plan's stride.
 
         Raises:
@@ -113,24 +102,34 @@ class Order(Named, ABC):
             raise InvalidPlan.expected("stride", accepted, stride)
         return self, self.stride or stride or seq_len
 
-    def lay_out(
-        self, rows: Rows, windows: Windows, sources: tuple[str, ...], keys: Keys, tables: Sequence[Any]
-    ) -> tuple[Rows, Arrangement, Blend | None]:
-        """Return the rows of a plan, those given or those of a table of the order, and their order.
-
-        Also what chooses the sources of the whole run, where mixtures do not.
-        """
-        return rows, self.arrangement(self, rows.num_rows, keys), None
+    def over(self, rows: Rows) -> tuple[Rows, Self]:
+        """Return the rows that it permutes, those given or its own, and the order over them."""
+        return rows, replace(self, sources=rows.sources, num_rows=rows.num_rows)
 
     @property
-    def tabled(self) -> Tabled | None:
-        """Return itself, if it makes the rows, from a table."""
+    def chooser(self) -> Blend | None:
+        """What chooses the sources of the whole run, where mixtures do not."""
         return None
 
-    @classmethod
-    def missing(cls) -> list[str]:
-        """Return what it lacks to be registered."""
-        arrangement = getattr(cls, "arrangement", None)
-        lacks = ["arrangement"] if arrangement is None else sorted(arrangement.__abstractmethods__)
-        of = "" if arrangement is None else "arrangement."
-        return super(Order, cls).missing() + [of + each for each in lacks]
+    @cached_property
+    def keys(self) -> UInt64Array:
+        """`(sources,) uint64`, the key of each source."""
+        return self.sources.keys(self.name)
+
+    # -- of an order that has groups
+
+    def beside(self, source: SourceNumbers, epochs: Epochs, rows: RowNumbers, distance: int) -> RowNumbers:
+        """Return rows of the same groups, another one for each distance, which may be negative."""
+        raise NotImplementedError(f"order {self.name} has no groups")
+
+    def group_at(self, source: int, position: int) -> int:
+        """Return the number, through all epochs, of the group that a position of a source lies in."""
+        raise NotImplementedError(f"order {self.name} has no groups")
+
+    def group_rows(self, source: int, number: int) -> UInt64Array:
+        """Return the rows of a group: `(blocks, 2) uint64`, start and stop of each block."""
+        raise NotImplementedError(f"order {self.name} has no groups")
+
+    def largest_group(self, source: int) -> int:
+        """Return the most rows that a group of a source has."""
+        raise NotImplementedError(f"order {self.name} has no groups")

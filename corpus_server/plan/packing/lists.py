@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from corpus_server.plan.numbers import Int64Array
+
 NarrowArray = NDArray[np.uint32 | np.int64]
 
 _MOST_PARTS: Final = 16

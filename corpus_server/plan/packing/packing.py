@@ -12,15 +12,13 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from corpus_server.pieces import expanded
 from corpus_server.plan.mixture import grouped
+from corpus_server.plan.numbers import Epochs, Int64Array, RowNumbers, UInt64Array, UnitNumbers
 from corpus_server.plan.packing.lists import Lists, NarrowArray, at_or_below, bisect
-from corpus_server.plan.packing.table import GROUP, Int64Array, Table
+from corpus_server.plan.packing.table import GROUP, Table
 from corpus_server.plan.permutation import Grid, invert, mix64, permute, round_keys, uniform
-
-UInt64Array = NDArray[np.uint64]
 
 _GROUP = np.arange(GROUP + 1)[:, None]
 
@@ -58,7 +56,7 @@ class Packing:
         self._slots = Lists(table.slot_low, table.pattern_entry, table.slot_splits)
         self._turn_key = int(mix64(np.array([key], dtype=np.uint64))[0])
 
-    def slots(self, rows: UInt64Array, epochs: UInt64Array) -> tuple[UInt64Array, Int64Array]:
+    def slots(self, rows: RowNumbers, epochs: Epochs) -> tuple[UInt64Array, Int64Array]:
         """Return the slots of rows, each row's in the order of its tokens.
 
         A row's longest piece comes first but for a rotation, another one in each epoch.
@@ -84,7 +82,7 @@ class Packing:
         slots = self._slots.at(patterns[row], sizes - 1 - places)  # a longer piece has a higher slot
         return first[row] + slots.astype(np.uint64), borders
 
-    def costs(self, rows: UInt64Array) -> Int64Array:
+    def costs(self, rows: RowNumbers) -> Int64Array:
         """Return what attention within documents costs for rows: the sum of squares of their slots' room.
 
         Args:
@@ -110,9 +108,7 @@ class Packing:
         """Return the classes of slots or pieces: `(p,) int64`. A slot holds pieces of its own class."""
         return at_or_below(self.class_first, slots)
 
-    def pieces_at(
-        self, slots: UInt64Array, epochs: UInt64Array, classes: Int64Array | None = None
-    ) -> UInt64Array:
+    def pieces_at(self, slots: UInt64Array, epochs: Epochs, classes: Int64Array | None = None) -> UnitNumbers:
         """Return the pieces that slots hold: `(p,) uint64`; epochs are `(p,)` or `(1,)`.
 
         Args:
@@ -121,12 +117,12 @@ class Packing:
         first, sizes, keys = self._domains(slots, epochs, classes)
         return first + permute(slots - first, sizes, keys)
 
-    def slots_of(self, pieces: UInt64Array, epochs: UInt64Array) -> UInt64Array:
+    def slots_of(self, pieces: UnitNumbers, epochs: Epochs) -> UInt64Array:
         """Return the slots that hold pieces: the inverse of `pieces_at`."""
         first, sizes, keys = self._domains(pieces, epochs)
         return first + invert(pieces - first, sizes, keys)
 
-    def rows_of(self, slots: UInt64Array) -> UInt64Array:
+    def rows_of(self, slots: UInt64Array) -> RowNumbers:
         """Return the row that each slot belongs to: `(p,) uint64`.
 
         Sorts the entries of each block that a slot lies in: 0.4 ms at a `seq_len` of 2k, 14 ms at 128k. To
@@ -146,7 +142,7 @@ class Packing:
             rows[here] = table.pattern_row[patterns[which[entries]]] + numbers
         return rows
 
-    def tokens(self, pieces: UInt64Array, classes: Int64Array | None = None) -> tuple[Int64Array, Int64Array]:
+    def tokens(self, pieces: UnitNumbers, classes: Int64Array | None = None) -> tuple[Int64Array, Int64Array]:
         """Return the first token of each piece in the source, and its tokens: `(p,) int64` each.
 
         Args:
@@ -157,11 +153,11 @@ class Packing:
         before = np.where(cuts < 0, (lengths - 1) // self.seq_len, cuts) * self.seq_len
         return starts + before, np.minimum(lengths - before, self.seq_len + 1)
 
-    def documents(self, pieces: UInt64Array) -> Int64Array:
+    def documents(self, pieces: UnitNumbers) -> Int64Array:
         """Return the number of each piece's document in the source: `(p,) int64`."""
         return self._cuts(pieces)[0]
 
-    def touching(self, start: Int64Array | int, stop: Int64Array | int) -> UInt64Array:
+    def touching(self, start: Int64Array | int, stop: Int64Array | int) -> UnitNumbers:
         """Return the pieces that hold a token of [start, stop): `(m,) uint64`, ascending, each once.
 
         Args:
@@ -254,7 +250,7 @@ class Packing:
         return found
 
     def _domains(
-        self, pieces: UInt64Array, epochs: UInt64Array, classes: Int64Array | None = None
+        self, pieces: UnitNumbers, epochs: Epochs, classes: Int64Array | None = None
     ) -> tuple[UInt64Array, Grid, UInt64Array]:
         """Return each piece's class: its first piece, its grid, and the round keys of the epoch."""
         if classes is None:
@@ -264,7 +260,7 @@ class Packing:
         return first, Grid.over(self.class_first[classes + 1] - first), round_keys(self.key, numbers)
 
     def _cuts(
-        self, pieces: UInt64Array, classes: Int64Array | None = None
+        self, pieces: UnitNumbers, classes: Int64Array | None = None
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return of each piece its document, its number in the document or -1 for the last, and the block."""
         table = self.table
@@ -280,7 +276,7 @@ class Packing:
         documents[full], cuts[full] = self._nth_full(places[full], blocks[full])
         return documents, cuts, blocks
 
-    def _pieces(self, documents: Int64Array, cuts: Int64Array, blocks: Int64Array) -> UInt64Array:
+    def _pieces(self, documents: Int64Array, cuts: Int64Array, blocks: Int64Array) -> UnitNumbers:
         """Return the pieces that are these cuts of documents: the inverse of `_cuts`."""
         table = self.table
         predictions = self._extents(documents, blocks)[1] - 1 - cuts * self.seq_len

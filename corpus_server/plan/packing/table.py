@@ -19,10 +19,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.plan.numbers import Int64Array
 from corpus_server.plan.packing.lists import Lists, NarrowArray, firsts, narrow
 from corpus_server.plan.packing.spread import Class, Pattern, merge, spread
-
-Int64Array = NDArray[np.int64]
 
 GROUP: Final = 32
 """Documents between two counts of full pieces: the others are counted when they are needed."""

@@ -8,8 +8,7 @@ only exclusions differ, at the steps that hold excluded windows.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -73,11 +72,14 @@ class RowComparison:
     """Null if all steps are equal by the documents; `equal_steps` if one step is too large to compare."""
     steps: tuple[StepChange, ...]
     """The first that differ, in order."""
-    first_step: int | None = field(init=False, default=None)
+    first_step: int | None
     """The first training step that differs; null if no compared step does."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "first_step", self.steps[0].step if self.steps else None)
+    @classmethod
+    def of(cls, equal_steps: int | None, until: int | None, steps: Sequence[StepChange]) -> RowComparison:
+        """Return what was found when steps before `until` were compared."""
+        first_step = steps[0].step if steps else None
+        return cls(equal_steps=equal_steps, compared_until=until, steps=tuple(steps), first_step=first_step)
 
 
 def changed_fields(a: Plan, b: Plan, budget: Budget) -> list[FieldChange]:
@@ -139,7 +141,7 @@ def compare(
     plans = a.plan, b.plan
     equal = count_equal_steps(*plans)
     if equal is None:
-        return RowComparison(equal_steps=None, compared_until=None, steps=())
+        return RowComparison.of(None, None, ())
     pair = Compared(a, b), Compared(b, a)
     # A plan may end; of the steps behind its last none is compared.
     end = min(sampler.num_steps if sampler.num_steps is not None else _NEVER for sampler in (a, b))
@@ -150,13 +152,13 @@ def compare(
         for plan_step, steps in suspects(a, b, a.timeline.plan_step(equal), budget):
             for step in steps:
                 if (compared := _step_changes(pair, step, 1, budget)) is None:
-                    return RowComparison(equal_steps=equal, compared_until=step, steps=tuple(found))
+                    return RowComparison.of(equal, step, found)
                 found += compared
                 if len(found) == num_steps:
-                    return RowComparison(equal_steps=equal, compared_until=step + 1, steps=tuple(found))
+                    return RowComparison.of(equal, step + 1, found)
             until = a.plan.skip_steps.outside_before(plan_step)
         if until > equal:  # else too much is excluded to be looked up, and the first steps will differ
-            return RowComparison(equal_steps=equal, compared_until=until, steps=tuple(found))
+            return RowComparison.of(equal, until, found)
     timelines = a.timeline, b.timeline
     largest = max(int(each.sizes.max()) for each in timelines)
     begins = [each.skips.num_outside_below(each.from_steps.astype(np.uint64)) for each in timelines]
@@ -174,7 +176,7 @@ def compare(
         step += count
     if len(found) >= num_steps:
         step = found[num_steps - 1].step + 1
-    return RowComparison(equal_steps=equal, compared_until=step, steps=tuple(found[:num_steps]))
+    return RowComparison.of(equal, step, found[:num_steps])
 
 
 def _changes(

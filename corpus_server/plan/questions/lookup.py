@@ -21,8 +21,8 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import Pieces, expanded
 from corpus_server.plan.exclusion import Exclusion
 from corpus_server.plan.mixture import BLOCK_COST
+from corpus_server.plan.numbers import Positions, UInt64Array, UnitNumbers
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import UInt64Array
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
 from corpus_server.work import Budget
@@ -71,7 +71,7 @@ class _Search(NamedTuple):
     excluded unit, at positions [start, stop), so that one of `units` stands in for it.
     """
 
-    units: UInt64Array
+    units: UnitNumbers
     epochs: range
     exclusion: Exclusion | None = None
     start: int = 0
@@ -165,7 +165,7 @@ def _each_row_once(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
     return [column[order[first]] for column in columns]
 
 
-def _substitute_searches(sampler: Sampler, source: int, units: UInt64Array, epochs: int) -> Iterator[_Search]:
+def _substitute_searches(sampler: Sampler, source: int, units: UnitNumbers, epochs: int) -> Iterator[_Search]:
     """Yield for each stage what to look for where units stand in for excluded ones."""
     size = int(sampler.num_windows[source])
     begins, num_stages = sampler.timeline.begins(source), len(sampler.plan.stages)
@@ -184,7 +184,7 @@ def _substitute_searches(sampler: Sampler, source: int, units: UInt64Array, epoc
 
 def _positions(
     sampler: Sampler, source: int, search: _Search, indices: UInt64Array
-) -> tuple[UInt64Array, NDArray[np.bool_], UInt64Array]:
+) -> tuple[Positions, NDArray[np.bool_], UnitNumbers]:
     """Return for some pairs of a search, numbered from 0 to `num_pairs`, the positions that they are at.
 
     `(m,)` each: position, whether its row holds the unit as a substitute, the unit.
@@ -208,7 +208,7 @@ def _positions(
 
 
 def _row_slices(
-    sampler: Sampler, source: int, positions: UInt64Array, budget: Budget
+    sampler: Sampler, source: int, positions: Positions, budget: Budget
 ) -> Iterator[tuple[slice, int]]:
     """Yield parts of ascending positions with a bounded number of pairs and of blocks, and that of blocks."""
     blocks = sampler.timeline.blocks_of(source, positions)
@@ -224,7 +224,7 @@ def _row_slices(
 
 
 def _parts_touched(
-    sampler: Sampler, source: int, ranges: Ranges, positions: UInt64Array, shown: UInt64Array
+    sampler: Sampler, source: int, ranges: Ranges, positions: Positions, shown: UnitNumbers
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return which parts of the windows at some positions hold a token of a range: first, number.
 
@@ -253,7 +253,7 @@ def _rows(
     sampler: Sampler,
     source: int,
     ranges: Ranges,
-    positions: UInt64Array,
+    positions: Positions,
     substitute: NDArray[np.bool_],
     first_part: NDArray[np.int64],
     num_parts: NDArray[np.int64],

@@ -8,10 +8,10 @@ found without looking at every step before it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from corpus_server.plan.document import MAX_STAGES, Plan
 from corpus_server.plan.sampler import Sampler
@@ -36,19 +36,17 @@ def suspects(a: Sampler, b: Sampler, since: int, budget: Budget) -> Iterator[tup
 
     Of plans whose order has epochs and of which `only_exclusions_differ`, from the plan step `since` on.
     """
-    left = budget.left_rows // 2  # the other half is for the rows of those steps
-    units = [_excluded_units(a, b), _excluded_units(b, a)]
+    kept_rows = budget.left_rows - budget.left_rows // 2  # for the rows of those steps
+    looked_up = [_looked_up(a, b), _looked_up(b, a)]
     span = _FIRST_SPAN
     while since <= MAX_STEP:
         until = min(since + span, MAX_STEP + 1)
         steps: set[int] = set()
-        for sampler, its in zip((a, b), units, strict=True):
-            for found, cost in _steps_between(sampler, its, since, until):
-                budget.spend(rows=cost)
-                left -= cost
-                if left < 0:
+        for sampler, numbers in zip((a, b), looked_up, strict=True):
+            for some_steps in _steps_between(sampler, numbers, since, until, budget, kept_rows):
+                if some_steps is None:
                     return  # this round is incomplete
-                steps.update(found)
+                steps.update(some_steps)
         yield until, sorted(steps)
         since, span = until, 2 * span
 
@@ -69,22 +67,20 @@ def _placements(plan: Plan) -> list[tuple[int, object]]:
     return found
 
 
-def _excluded_units(sampler: Sampler, other: Sampler) -> list[NDArray[np.uint64]]:
-    """Return for each source the units that any stage excludes; none where the other plan excludes the same.
+def _looked_up(sampler: Sampler, other: Sampler) -> list[range]:
+    """Return which of all excluded units are each source's; none where the other plan excludes the same.
 
     Exclusions add up, so the last stage excludes all. Units that both plans exclude count: what stands in for
     one follows from all that its pool excludes.
     """
+    plan = sampler.plan
     if not sampler.exclusions:
-        return [np.empty(0, dtype=np.uint64)] * len(sampler.plan.sources)
+        return [range(0)] * len(plan.sources)
     _, last = sampler.exclusions[-1]
-    first = sampler.rows.pools.first_unit
-    inside = last.units.num_inside_below(first)
+    bounds = pairwise(last.units.num_inside_below(sampler.rows.first_unit).tolist())
     return [
-        np.empty(0, dtype=np.uint64)
-        if _excludes_same(sampler.plan, other.plan, name)
-        else last.units.nth_inside(np.arange(*inside[source : source + 2], dtype=np.uint64))
-        for source, name in enumerate(sampler.plan.sources)
+        range(0) if _excludes_same(plan, other.plan, name) else range(*pair)
+        for name, pair in zip(plan.sources, bounds, strict=True)
     ]
 
 
@@ -97,22 +93,31 @@ def _excludes_same(a: Plan, b: Plan, name: str) -> bool:
 
 
 def _steps_between(
-    sampler: Sampler, excluded: list[NDArray[np.uint64]], since: int, until: int
-) -> Iterator[tuple[list[int], int]]:
-    """Yield training steps between two plan steps that hold some of the units, and what finding them cost."""
-    timeline = sampler.timeline
+    sampler: Sampler, looked_up: list[range], since: int, until: int, budget: Budget, kept_rows: int
+) -> Iterator[list[int] | None]:
+    """Yield training steps between two plan steps that hold some of the units.
+
+    None: finding more would leave less than `kept_rows` of the budget.
+    """
+    timeline, at_once = sampler.timeline, max(1, _AT_ONCE // sampler.row_cost)
     before, after = (timeline.given_before(step)[0].tolist() for step in (since, until))
-    for source, units in enumerate(excluded):
+    for source, numbers in enumerate(looked_up):
         first, stop, size = before[source], after[source], int(sampler.num_windows[source])
-        if first == stop or not units.size:
+        if first == stop or not numbers:
             continue
+        excluded = sampler.exclusions[-1][1].units
         for epoch in range(first // size, (stop - 1) // size + 1):
-            for at in range(0, units.size, _AT_ONCE):
-                its = units[at : at + _AT_ONCE]
-                positions = sampler.positions_of(source, its, np.array([epoch], dtype=np.uint64))
+            for at in range(0, len(numbers), at_once):
+                some = numbers[at : at + at_once]  # of the excluded units, which may be very many
+                cost = max(len(some) * sampler.row_cost, _LEAST_LOOKED_UP)
+                if budget.left_rows - cost < kept_rows:
+                    yield None
+                    return
+                budget.spend(rows=cost)
+                units = excluded.nth_inside(np.arange(some.start, some.stop, dtype=np.uint64))
+                positions = sampler.positions_of(source, units, np.array([epoch], dtype=np.uint64))
                 positions = positions[(positions >= first) & (positions < stop)]
                 plan_steps, _, given = timeline.rows_of(source, positions)
                 plan_steps = plan_steps[given]
                 seen = plan_steps[~timeline.skips.contains(plan_steps)]
-                steps = np.unique(timeline.skips.num_outside_below(seen)).tolist()
-                yield steps, max(its.size * sampler.row_cost, _LEAST_LOOKED_UP)
+                yield np.unique(timeline.skips.num_outside_below(seen)).tolist()

@@ -23,11 +23,16 @@ from corpus_client.network.wire import ArrayRequest
 from corpus_client.plan.requests import AheadRequests
 from corpus_client.staging import local
 from corpus_client.staging.gather import LocalShard
+from corpus_client.staging.options import LocalRoot
 from tests.client.conftest import num_descriptors
 from tests.client.reference_plan import ReferenceCorpus
 from tests.client.reference_server import ReferenceServer
 
 MakeLoader = Callable[..., CorpusLoader]
+
+
+def open_shards(plan: BoundPlan, root: LocalRoot) -> list[LocalShard]:
+    return local.open_shards(plan, local.places_in(plan, root))
 
 
 @pytest.fixture
@@ -106,7 +111,7 @@ def plan_of(*shards: ShardDescription) -> BoundPlan:
 @pytest.mark.parametrize("name", ["../x", "deep/../../x", "/etc/passwd"])
 def test_shard_name_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(errors.LocalCopyMismatch) as caught:
-        local.open_shards(plan_of(described("c", name)), tmp_path)
+        open_shards(plan_of(described("c", name)), tmp_path)
     assert str(caught.value) == f"shard file {name!r} leads out of {tmp_path}"
 
 
@@ -115,7 +120,7 @@ def test_a_shard_may_be_a_link_to_a_file_elsewhere(tmp_path: Path) -> None:
     root = tmp_path / "snapshot"
     root.mkdir()
     (root / "0.bin").symlink_to(tmp_path / "blob")
-    (shard,) = local.open_shards(plan_of(described("c", "0.bin", 2)), root)
+    (shard,) = open_shards(plan_of(described("c", "0.bin", 2)), root)
     assert shard.tokens.tobytes() == b"ab"
     shard.close()
 
@@ -125,22 +130,22 @@ def test_each_corpus_may_have_its_own_folder(tmp_path: Path) -> None:
     for name, content in (("x/0.bin", b"ab"), ("y/0.bin", b"cde"), ("y/deep/1.bin", b"f")):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    shards = local.open_shards(plan, {"a": tmp_path / "x", "b": str(tmp_path / "y"), "c": "/none"})
+    shards = open_shards(plan, {"a": tmp_path / "x", "b": str(tmp_path / "y"), "c": "/none"})
     assert [shard.tokens.tobytes() for shard in shards] == [b"ab", b"cde", b"f"]
     for shard in shards:
         shard.close()
     with pytest.raises(errors.InvalidArgument) as caught:
-        local.open_shards(plan, {"c": tmp_path, "a": tmp_path / "x"})
+        open_shards(plan, {"c": tmp_path, "a": tmp_path / "x"})
     assert str(caught.value) == "local_root must name a folder for corpus 'b', got ['a', 'c']"
 
 
 def test_a_file_stands_for_the_shard_of_its_name_only(tmp_path: Path) -> None:
     for name in ("0.bin", "1.bin"):
         (tmp_path / name).write_bytes(b"a")
-    (shard,) = local.open_shards(plan_of(described("a", "1.bin")), tmp_path / "1.bin")
+    (shard,) = open_shards(plan_of(described("a", "1.bin")), tmp_path / "1.bin")
     shard.close()
     with pytest.raises(errors.LocalCopyMismatch) as caught:
-        local.open_shards(plan_of(described("a", "1.bin")), tmp_path / "0.bin")
+        open_shards(plan_of(described("a", "1.bin")), tmp_path / "0.bin")
     assert str(caught.value) == (
         f"corpus 'a': shard 1.bin must lie at {tmp_path}/0.bin/1.bin, got Not a directory; "
         "is local_root right?"
@@ -148,7 +153,7 @@ def test_a_file_stands_for_the_shard_of_its_name_only(tmp_path: Path) -> None:
     (tmp_path / "1.bin").unlink()
     (tmp_path / "1.bin").mkdir()
     (tmp_path / "1.bin" / "1.bin").write_bytes(b"b")
-    (shard,) = local.open_shards(plan_of(described("a", "1.bin")), tmp_path / "1.bin")
+    (shard,) = open_shards(plan_of(described("a", "1.bin")), tmp_path / "1.bin")
     assert shard.tokens.tobytes() == b"b"
     shard.close()
 
@@ -157,7 +162,7 @@ def test_shards_that_were_opened_are_closed_when_one_cannot_be(tmp_path: Path) -
     (tmp_path / "0.bin").write_bytes(b"a")
     before = num_descriptors()
     with pytest.raises(errors.LocalCopyMismatch, match=r"1\.bin must lie at"):
-        local.open_shards(plan_of(described("a", "0.bin"), described("a", "1.bin")), tmp_path)
+        open_shards(plan_of(described("a", "0.bin"), described("a", "1.bin")), tmp_path)
     assert num_descriptors() == before
 
 
@@ -174,7 +179,7 @@ def test_pieces_of_too_few_rows_are_refused(tmp_path: Path) -> None:
     requests = SimpleNamespace(finish=finish, stop=None)
     ahead = SimpleNamespace(requests=requests, next=lambda: (SimpleNamespace(request=request), 10))
     plan = plan_of(described("a", "0.bin", 100))
-    (shard,) = local.open_shards(plan, tmp_path)
+    (shard,) = open_shards(plan, tmp_path)
     source = local.LocalSource(cast("AheadRequests", ahead), plan, [shard])
     with closing(shard), pytest.raises(errors.ResponseCorrupt, match="indices must be of 2 rows, got 1"):
         source.finish((2, 10), memoryview(bytearray(20)))

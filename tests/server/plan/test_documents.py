@@ -210,7 +210,6 @@ def test_what_is_read_ahead_and_staged_holds_the_rows(
     sampler = some(case.with_fields(order=bounded(blocks, groups))).sampler
     rows = sampler.rows
     assert rows.shard_row is not None
-    assert sampler.groups is not None
     assert rows.shard_row.size == len(case.shards) + 1
     every = np.arange(rows.first_row[-1], dtype="uint64")
     exclusions = map(sampler.exclusion_at, range(len(sampler.plan.stages)))
@@ -224,7 +223,7 @@ def test_what_is_read_ahead_and_staged_holds_the_rows(
         extents = sampler.group_extents(source, number)
         assert len(set(extents)) == len(extents)
         held = {(shard, token) for shard, start, stop in extents for token in range(start, stop)}
-        for start, stop in (sampler.groups.ranges(source, number) + rows.first_row[source]).tolist():
+        for start, stop in (sampler.order.group_rows(source, number) + rows.first_row[source]).tolist():
             for shard, begin, count in pieces[(of >= start) & (of < stop)].tolist():
                 assert {(shard, token) for token in range(begin, begin + count)} <= held
 

@@ -118,16 +118,13 @@ def test_groups_are_numbered_through_epochs_and_hold_the_blocks_of_their_rows(
 ) -> None:
     """In the order in which they come; the last block ends with the source."""
     sampler = make(num_windows, block_windows, group_blocks, seed)
-    groups = sampler.groups
-    assert groups is not None
     num_groups = math.ceil(math.ceil(num_windows / block_windows) / group_blocks)
-    assert groups.num_groups.tolist() == [num_groups]
     of_rows: dict[int, list[int]] = {}
     for position, window in enumerate(epoch(sampler, 2) + epoch(sampler, 3), 2 * num_windows):
-        of_rows.setdefault(groups.number_at(0, position), []).append(window)
+        of_rows.setdefault(sampler.order.group_at(0, position), []).append(window)
     assert list(of_rows) == list(range(2 * num_groups, 4 * num_groups))
     for number, windows in of_rows.items():
-        ranges = groups.ranges(0, number).tolist()
+        ranges = sampler.order.group_rows(0, number).tolist()
         for start, stop in ranges:
             assert (start % block_windows, stop) == (0, min(start + block_windows, num_windows))
         assert sampler.group_extents(0, number) == [(0, start, stop + 1) for start, stop in ranges]

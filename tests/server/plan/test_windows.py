@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corpus_server.plan.rows import Windows
+from corpus_server.plan.windows import Windows
 
 
 def listed(shard_tokens: list[int], seq_len: int, stride: int) -> list[list[int]]:

@@ -22,7 +22,8 @@ from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import CorpusChanged, ReadFailed
 from corpus_server.read import gather
-from corpus_server.read.gather import READS, Gatherer, Selection
+from corpus_server.read.gather import Gatherer, Selection
+from corpus_server.read.memory import READS
 from corpus_server.stores import StagedFile
 from tests.corpora import open_shard, some_tokens, write_llmc, write_npy, write_raw
 from tests.pages import drop

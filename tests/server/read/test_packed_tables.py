@@ -20,15 +20,17 @@ import psutil
 import pytest
 
 from corpus_server.catalog import Catalog
+from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.errors import InvalidPlan, Overloaded, ReadFailed, StateUnavailable
 from corpus_server.plan import Plan
-from corpus_server.plan.tabled import Job
+from corpus_server.plan.tables import Job
 from corpus_server.read import tables
 from corpus_server.read.apart import map_in_copies
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.ends import check_ends
 from corpus_server.read.tables import Tables
-from corpus_server.work import Budget
+from corpus_server.work import Budget, ClientLeft
 from tests.corpora import spec, write_megatron
 from tests.serving import environment
 
@@ -206,3 +208,20 @@ def test_a_table_that_a_full_disk_cannot_keep_is_said_to_be_one_of_the_state_fol
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
     assert_same_rows(bind(catalog, folder / "tables", plan()), bind(catalog, tmp_path / "other", plan()))
+
+
+def test_the_ends_of_many_documents_are_looked_at_in_turns(tmp_path: Path) -> None:
+    """So many that one turn would keep others waiting; who asks may leave between two."""
+    write_megatron(tmp_path / "c", [[1, 0]] * 100_000)
+    with Corpus.open(spec(tmp_path / "c.bin", eot=0)) as corpus:
+        turns = 0
+
+        def has_left() -> bool:
+            nonlocal turns
+            turns += 1
+            return turns > 3
+
+        check_ends(corpus, Budget())
+        with pytest.raises(ClientLeft):
+            check_ends(corpus, Budget(has_left=has_left))
+    assert turns == 4

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
+from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import FingerprintMismatch
 from corpus_server.plan import MegatronOrder, Plan
 from corpus_server.plan.orders.megatron import Table
@@ -187,3 +188,23 @@ def test_other_documents_than_the_plans_are_refused(
     )
     assert caught.value.parameter == "order.megatron.documents"
     assert caught.value.remedy == "serve the document indices that the plan was made for"
+
+
+def test_a_table_that_is_kept_is_found_without_a_look_at_the_lengths(
+    bound: BoundPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each bind read the lengths of all documents: seconds at 10^8 of them."""
+    kept, num_read = Tables(tmp_path), 0
+    bind(kept, plan_of(bound), bound)
+
+    def read(corpus: Corpus) -> Any:
+        nonlocal num_read
+        num_read += 1
+        return sequences(corpus)
+
+    sequences = Corpus.sequences
+    monkeypatch.setattr(Corpus, "sequences", read)
+    bind(kept, plan_of(bound), bound)
+    assert num_read == 0
+    bind(kept, plan_of(bound, seed=1), bound)
+    assert num_read > 0

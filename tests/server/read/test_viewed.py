@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from itertools import accumulate, pairwise, permutations
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from corpus_server.corpus.views import View
 from corpus_server.corpus.views.places import Places
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidPlan, UnknownDocument
-from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan
 from corpus_server.plan.questions.diff import compare
 from corpus_server.plan.questions.lookup import look_up
@@ -28,6 +27,7 @@ from corpus_server.read.reading import RangeReading, WindowReading, num_bytes
 from corpus_server.tools.viewing.make import make_view
 from corpus_server.work import Budget
 from tests.corpora import megatron_index, spec, write_megatron
+from tests.second import SecondPlan
 from tests.views import laid_out, viewed_catalog, write_corpus
 
 DRAW = np.random.default_rng(5)
@@ -303,32 +303,92 @@ def random_plans(seed: int) -> tuple[list[list[int]], list[int], list[dict[str, 
     return shards, counts, [{**document, "stages": each} for each in (stages, plain)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+class Viewed(NamedTuple):
+    """A source of random plans in the second implementation: by hand, a token at a time."""
+
+    shard_tokens: list[int]
+    documents: list[tuple[int, int]]
+    tokens: list[int]
+    """Of the corpus, in the order of the source."""
+
+    @classmethod
+    def of(cls, shards: list[list[int]], counts: list[int]) -> Viewed:
+        lengths = [length for shard in shards for length in shard]
+        firsts, laid = list(accumulate(lengths, initial=0)), laid_out(shards, counts)
+        tokens = [token for shard in laid for n in shard for token in range(firsts[n], firsts[n + 1])]
+        chosen = [lengths[n] for shard in laid for n in shard]
+        sizes = [sum(lengths[n] for n in shard) for shard in laid]
+        return cls(sizes, list(zip(accumulate(chosen, initial=0), chosen, strict=False)), tokens)
+
+    def excluded(self, ranges: list[list[int]]) -> list[list[int]]:
+        """Return the source's tokens that are those of ranges of the corpus, each as a range."""
+        inside = {token for start, stop in ranges for token in range(start, stop)}
+        return [[at, at + 1] for at, token in enumerate(self.tokens) if token in inside]
+
+
+def second_plans(
+    shards: list[list[int]], counts: list[int], documents: list[dict[str, Any]]
+) -> tuple[Viewed, list[SecondPlan]]:
+    """Return the view `hq`, and random plans over it, with its exclusions in its own tokens."""
+    code = Viewed([200], [(0, 200)], [])
+    made = {"hq": Viewed.of(shards, counts), "lq": Viewed.of(shards, [1] * len(counts)), "code": code}
+    plans = []
+    for document in documents:
+        stages = [
+            {**each, "exclude": {"hq": made["hq"].excluded(each["exclude"]["hq"])}}
+            if "exclude" in each
+            else each
+            for each in document["stages"]
+        ]
+        sizes, lengths = ({name: its[k] for name, its in made.items()} for k in (0, 1))
+        plans.append(SecondPlan({**document, "stages": stages}, sizes, lengths))
+    return made["hq"], plans
+
+
+Place = tuple[int, int]
+"""Plan step, row of the global batch."""
+STEPS = 60
+
+
+def rows_of(view: Viewed, plans: list[SecondPlan]) -> dict[Place, list[tuple[set[int], bool]]]:
+    """Return the rows of two epochs of `hq`: of each piece its tokens, and whether it is a substitute.
+
+    That is a piece which the row would not hold so often if nothing was excluded, as in the second plan.
+    """
+    end, before = 2 * plans[0].rows["hq"].n, plans[0].first_shards["hq"]
+    first = list(accumulate(view.shard_tokens, initial=0))
+    rows = {}
+    for step in range(STEPS):
+        for row in range(plans[0].global_batch_size(step)):
+            _, name, position = plans[0].position(step, row)
+            if name != "hq" or position >= end:
+                continue
+            held, otherwise = (Counter(plan.pieces(step, row)) for plan in plans)
+            pieces = []
+            for piece, number in held.items():
+                shard, start, size = piece
+                at = first[shard - before] + start
+                pieces.append((set(view.tokens[at : at + size]), number > otherwise[piece]))
+            rows[step, row] = pieces
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(24))
 def test_a_look_up_says_of_packed_rows_whether_a_piece_is_a_substitute(tmp_path: Path, seed: int) -> None:
-    """A piece that was looked for, and that the row would not hold if nothing was excluded."""
     shards, counts, documents = random_plans(seed)
     with viewed_catalog(tmp_path, shards, {"hq": counts, "lq": [1] * len(counts)}) as catalog:
         try:
-            plan, plain = (catalog.bind(Plan.from_json(each), Budget()) for each in documents)
+            sampler = catalog.bind(Plan.from_json(documents[0]), Budget()).sampler
         except InvalidPlan:  # nothing is left
             return
-        sampler, source = plan.sampler, plan.plan.sources.index("hq")
-        positions = np.arange(2 * int(sampler.num_windows[source]), dtype=np.uint64)
-        held, otherwise = (each.sampler.pieces_at(source, positions) for each in (plan, plain))
-        every = Pieces(held.places, np.arange(len(held.places) + 1))
-        first = np.concatenate([plan.corpora[name].base.starts[:-1] for name in plan.plan.sources])
-        parts = sampler.resolved(every)
-        tokens: list[list[int]] = [[] for _ in range(every.num_rows)]
-        for piece, (shard, at, count) in zip(parts.each_once().tolist(), parts.places.tolist(), strict=True):
-            tokens[piece] += range(first[shard] + at, first[shard] + at + count)
-        steps, rows, _ = sampler.timeline.rows_of(source, positions)
-        total = sum(map(sum, shards))
+        rows, total = rows_of(*second_plans(shards, counts, documents)), sum(map(sum, shards))
         for start in range(0, total, max(1, total // 7)):
-            found = look_up(sampler, "hq", start, min(start + 6, total), Budget(), epochs=2)
+            wanted = set(range(start, min(start + 6, total)))
             expected = {}
-            for row, (low, high) in enumerate(pairwise(held.borders.tolist())):
-                its = [n for n in range(low, high) if any(start <= each < start + 6 for each in tokens[n])]
-                if its:
-                    is_substitute = any((held.places[n] != otherwise.places[n]).any() for n in its)
-                    expected[int(steps[row]), int(rows[row])] = is_substitute
-            assert {(each.plan_step, each.row): each.substitute for each in found.rows} == expected
+            for place, pieces in rows.items():
+                if touching := [is_substitute for tokens, is_substitute in pieces if tokens & wanted]:
+                    expected[place] = any(touching)
+            found = look_up(sampler, "hq", start, min(start + 6, total), Budget(), epochs=2)
+            assert expected == {
+                (each.plan_step, each.row): each.substitute for each in found.rows if each.plan_step < STEPS
+            }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus_server.errors import ResponseTooLarge
+from corpus_server.errors import InvalidPlan, ResponseTooLarge
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.questions.diff import (
     FieldChange,
@@ -22,6 +23,8 @@ from corpus_server.plan.questions.diff import (
 )
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.work import Budget, Limits
+from tests.server.plan.test_arithmetic_page import accepted_plan, draw_plan, draw_ranges
+from tests.server.plan.test_arithmetic_page import sampler_of as random_sampler
 
 
 def compare_rows(
@@ -320,7 +323,7 @@ def test_rows_of_another_length_all_differ(options: dict[str, int]) -> None:
     compared = compare_rows(plan(stride=8), plan(stride=8, seq_len=9), SHARD_TOKENS, **options)
     num_steps = min(options.get("num_steps", 10), options.get("max_rows", 160) // 4)
     whole = [StepChange(step=k, plan_steps=(k, k), num_rows=4, rows=((0, 4),)) for k in range(num_steps)]
-    assert compared == RowComparison(equal_steps=0, compared_until=num_steps, steps=tuple(whole))
+    assert compared == RowComparison.of(0, num_steps, tuple(whole))
     assert compared.first_step == 0
 
 
@@ -331,7 +334,7 @@ def test_about_so_many_rows_are_compared(max_rows: int, until: int) -> None:
     """From step 5 on, where the documents differ and the rows do not; steps have four rows."""
     one, other = (plan(WEB, *more, order="random", stride=1) for more in ([], [stage(WEB, 5)]))
     compared = compare_rows(one, other, SHARD_TOKENS, num_steps=2, max_rows=max_rows)
-    assert compared == RowComparison(equal_steps=5, compared_until=until, steps=())
+    assert compared == RowComparison.of(5, until, ())
     assert compared.first_step is None
 
 
@@ -341,7 +344,7 @@ def test_the_last_step_of_a_plan_is_compared() -> None:
         for more in ([], [stage(WEB, MAX_STEP - 1)])
     )
     compared = compare_rows(one, other, SHARD_TOKENS, num_steps=2)
-    assert compared == RowComparison(equal_steps=MAX_STEP - 1, compared_until=MAX_STEP + 1, steps=())
+    assert compared == RowComparison.of(MAX_STEP - 1, MAX_STEP + 1, ())
 
 
 def test_a_change_far_away_is_found_at_once() -> None:
@@ -352,3 +355,54 @@ def test_a_change_far_away_is_found_at_once() -> None:
     )
     assert (compared.equal_steps, compared.first_step) == (far, far)
     assert compared.steps[0].plan_steps == (far, far + 1)
+
+
+class Spent(Budget):
+    """A budget that fails where a question spends without an end."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(Limits(rows=rows))
+        self.num_spends = 0
+
+    def spend(self, *, rows: int = 0, num_bytes: int = 0) -> None:
+        super().spend(rows=rows, num_bytes=num_bytes)
+        self.num_spends += 1
+        assert self.num_spends <= self.limits.rows // 64
+
+
+@pytest.mark.parametrize("first", range(0, 100, 50))
+@pytest.mark.parametrize("rows", [0, 2**10, 2**14])
+def test_a_diff_of_random_plans_ends_within_its_budget(first: int, rows: int) -> None:
+    """Of two plans over the same corpora, and of plans that exclude other tokens alone."""
+    for seed in range(first, first + 50):
+        document, shard_tokens, sampler = accepted_plan(Random(seed))
+        for other in (draw_plan(Random(seed + 1))[0], excluding(Random(seed), document, shard_tokens)):
+            try:
+                against = random_sampler(other, shard_tokens)
+            except (InvalidPlan, KeyError):  # of other corpora
+                continue
+            budget = Spent(rows)
+            found = compare(sampler, against, budget)
+            assert budget.rows <= rows, f"seed {seed}"
+            if found.equal_steps is None:
+                assert found.compared_until is None
+            else:
+                assert found.compared_until is not None
+                assert found.compared_until >= found.equal_steps
+
+
+def excluding(random: Random, document: dict[str, Any], tokens: dict[str, list[int]]) -> dict[str, Any]:
+    """Return a plan that differs in what its first stage excludes."""
+    first, *later = document["stages"]
+    excluded = {name: draw_ranges(random, sum(tokens[name])) for name in first["mixture"]}
+    return {**document, "stages": [{**first, "exclude": excluded}, *later]}
+
+
+def test_excluded_windows_that_would_not_fit_into_memory_are_not_listed() -> None:
+    """10^12 windows are excluded: the budget ends long before that."""
+    tokens = {"web": [2**44]}
+    plans = [plan({**WEB, "exclude": {"web": [[0, 2**43 + more]]}}) for more in (0, 1000)]
+    budget = Spent(2**16)
+    a, b = (Sampler(each, tokens) for each in plans)
+    assert compare(a, b, budget).equal_steps == 0
+    assert budget.rows <= 2**16

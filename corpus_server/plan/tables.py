@@ -1,12 +1,12 @@
-"""What follows from a table: an order, or a layout of rows, that numbers alone do not decide.
+"""Tables, from which rows or an order follow that numbers alone do not decide.
 
-The documents' lengths decide the table. `read/tables.py` digests them, builds the table and keeps it.
+The documents' lengths decide a table. `read/tables.py` digests them, builds the table and keeps it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
@@ -56,30 +56,3 @@ class Lengths(Protocol):
 
     def sequences(self) -> Sequences:
         """Read first token, corpus-wide, and length of each document."""
-
-
-class Tabled(Protocol):
-    """An order, or a layout, whose rows follow from tables. Mappings are by source, in the plan's order."""
-
-    @property
-    def digests(self) -> Mapping[str, str]:
-        """Digests of the documents' lengths by corpus; empty before the plan was bound."""
-
-    @property
-    def digests_field(self) -> str:
-        """Name of the plan's field that holds them."""
-
-    def with_digests(self, digests: Mapping[str, str]) -> Self:
-        """Return the same with digests."""
-
-    def jobs(
-        self, lengths: Mapping[str, Lengths], *, seq_len: int, seed: int, decides: Mapping[str, Any]
-    ) -> list[Job]:
-        """Return the tables of a plan, in the order in which `lay_out` takes them.
-
-        Args:
-            decides: what decides the rows of the plan's stages alike, its sources and fingerprints.
-
-        Raises:
-            InvalidPlan: there can be no such table.
-        """
