@@ -20,9 +20,10 @@ from corpus_client.network.layout import ITEM_BYTES, batch_bytes, views
 from corpus_client.network.options import Network
 from corpus_client.network.own_server import Servers
 from corpus_client.observe.recorder import Recorder
+from corpus_client.plan.iteration import NumSteps, PlanLoader, lets_go_on_error
 from corpus_client.plan.requests import AheadRequests, names_beside
 from corpus_client.plan.schedule import pieces, rank_shapes
-from corpus_client.plan.state import NumSteps, PlanLoader, lets_go_on_error, make_state
+from corpus_client.plan.state import make_state
 from corpus_client.plan.world import find_rank
 
 REQUEST_BYTES = 4 << 20

@@ -19,10 +19,11 @@ from itertools import repeat
 from typing import Any
 
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
+from corpus_client.plan.iteration import PlanLoader
 from corpus_client.plan.state import make_state
 from corpus_client.plan.world import WHOLE, Context
 from corpus_client.staging.stager import BESIDE_DTYPES, Views, joined, own
@@ -128,7 +129,9 @@ class Batch(list[torch.Tensor]):
             return self._views.rows
         rows, seq_len = self.inputs.shape
         one_further = self.inputs.data_ptr() + self.inputs.element_size()
-        if self.targets.data_ptr() == one_further and self.targets.stride() == self.inputs.stride():
+        # Copies of one token each may be neighbours, too, and no row has a place for one token more.
+        apart = self.inputs.stride(0) > seq_len and self.targets.stride() == self.inputs.stride()
+        if apart and self.targets.data_ptr() == one_further:
             return self.inputs.as_strided((rows, seq_len + 1), self.inputs.stride())
         return torch.cat((self.inputs, self.targets[:, -1:]), dim=1)
 
@@ -285,6 +288,19 @@ class Batch(list[torch.Tensor]):
 
     def _changed(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Batch:
         return Batch(self._views.changed(change), self.step, self._origin)
+
+
+class NoDataset(IterableDataset[Batch]):
+    """Makes `DataLoader(loader)` an error at once; it would be one at the first batch only.
+
+    A DataLoader first asks whether it got an `IterableDataset`, and Python asks the subclasses of that, too.
+    """
+
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> bool:
+        if issubclass(kind, PlanLoader):
+            kind.refuse_dataloader()
+        return False  # a `CorpusIterableDataset` is found by its own bases
 
 
 def ends(tokens: torch.Tensor, eot_id: int) -> torch.Tensor:

@@ -15,10 +15,10 @@ from corpus_client.batch import Batch
 from corpus_client.loader import CorpusLoader
 from corpus_client.network.options import Network
 from corpus_client.network.own_server import OwnServer, Servers, resolved
-from corpus_client.plan import trainers
 from corpus_client.plan.document import MAX_STEP, integer
-from corpus_client.plan.state import EPOCH, NumSteps, Steps, make_state
-from corpus_client.plan.world import Placement
+from corpus_client.plan.iteration import EPOCH, NumSteps, Steps
+from corpus_client.plan.state import make_state
+from corpus_client.plan.world import Placement, check_dealt_out
 from corpus_client.staging.options import PREFETCH_BYTES, Staging
 
 PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order", "rows")
@@ -55,7 +55,8 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         num_steps: steps of one pass over the DataLoader, its `len`; None: a pass does not end. Every pass
             has the same steps unless `set_epoch` tells them apart. `"epoch"`: one pass over the corpus, as
             `CorpusLoader` has it, and every pass is that.
-        staging: its `prefetch_bytes` bounds what all workers together have fetched ahead.
+        staging: its `prefetch_bytes` bounds what each worker has fetched ahead. Left out, the workers share
+            64 MiB, and each has two batches at least.
         placement: rank and world size are found now, as workers cannot ask torch.distributed.
         options: any other argument of `CorpusLoader`: the plan, `eot_id`, `network`...
 
@@ -85,7 +86,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
             )
         self._asked, self._part = placement, placement.find()
         self.place = self._part[:2]  # rank and world size whose rows the batches have
-        self.declared = False  # whether `integrations.accelerate.already_sharded` has compared the place
+        self.declared = False  # whether an integration has compared the place with its framework's
         self._urls = resolved(urls, options.get("network") or Network())
         # A pass must not begin with the start of a server. A worker that this is sent to holds it, too.
         self._hold = self._urls.hold() if isinstance(self._urls, OwnServer) else None
@@ -200,15 +201,18 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         if get_worker_info() is None:  # a worker does not know torch.distributed
             self._asked.check(self._part)
         if not self.declared:
-            trainers.check_dealt_out(self, self.place[1])
+            check_dealt_out(self.place[1])
 
     def _make_loader(self, end_step: NumSteps = None, num_workers: int = 1) -> CorpusLoader:
-        return CorpusLoader(
+        staging = self._staging
+        if num_workers > 1 and staging.prefetch_bytes is None:
+            staging = replace(staging, prefetch_bytes=max(PREFETCH_BYTES // num_workers, self._least_bytes))
+        loader = CorpusLoader(
             self._urls,
             dtype=self._dtype,
             device="cpu",
             num_steps=end_step,
-            staging=replace(self._staging, prefetch_bytes=self._worker_bytes(num_workers)),
+            staging=staging,
             placement=Placement(
                 rank=self._part.rank,
                 world_size=self._part.world_size,
@@ -218,21 +222,8 @@ class CorpusIterableDataset(IterableDataset[Batch]):
             ),
             **self._options,
         )
-
-    def _worker_bytes(self, num_workers: int) -> int | None:
-        """Return the `prefetch_bytes` of one of so many workers; refuse fewer than two batches for each."""
-        given = self._staging.prefetch_bytes
-        if num_workers == 1:
-            return given
-        if given is None:
-            return max(PREFETCH_BYTES // num_workers, self._least_bytes)
-        if given // num_workers < self._least_bytes:
-            raise errors.InvalidArgument(
-                f"prefetch_bytes is for all {num_workers} workers of the DataLoader, each of which needs two "
-                f"batches: {num_workers * self._least_bytes:,} bytes in all, got {given:,}; raise it, leave "
-                "it out, or take fewer workers"
-            )
-        return given // num_workers
+        loader.declared = True  # `_check_use` asks accelerate
+        return loader
 
     def _pass_start(self, number: int) -> int:
         return 0 if self._is_epoch else self._start_step + number * (self._num_steps or 0)

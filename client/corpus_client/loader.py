@@ -20,17 +20,19 @@ from corpus_client.network.own_server import Servers
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.observe.recorder import Recorder, write_trace
-from corpus_client.plan import receipts, trainers
+from corpus_client.plan import receipts
 from corpus_client.plan.document import (
     MAX_STEP,
+    CorpusArgument,
     OrderArgument,
     PlanArgument,
+    given_stage,
     integer,
     next_stage,
 )
-from corpus_client.plan.hints import hint
-from corpus_client.plan.state import NumSteps, PlanLoader, lets_go_on_error
-from corpus_client.plan.world import Placement
+from corpus_client.plan.hints import check_groups, hint
+from corpus_client.plan.iteration import NumSteps, PlanLoader, lets_go_on_error
+from corpus_client.plan.world import Placement, check_dealt_out
 from corpus_client.prepared import PlanOptions, PreparedPlan
 from corpus_client.recording.losses import LossRecorder
 from corpus_client.staging.options import Staging
@@ -38,7 +40,7 @@ from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import open_stager
 from corpus_client.staging.session import DeviceSession
 from corpus_client.staging.slots import Slot
-from corpus_client.staging.stager import Stager, Views, holds, shifted
+from corpus_client.staging.stager import Stager, Stored, Views, shifted
 
 GROUPS: Mapping[str, type[Any]] = {"network": Network, "staging": Staging, "placement": Placement}
 """Classes of options, by the argument that takes them."""
@@ -57,8 +59,7 @@ class CorpusLoader(PlanLoader[Batch]):
             or several by name, `{"web": "/data/web"}`. The loaders of a host share it, and read the tokens
             from the files themselves; it ends with the last.
         corpus, seq_len, global_batch_size, seed, order, rows: the plan, which the server's documentation
-            explains.
-            seq_len is in tokens, global_batch_size in rows over all ranks.
+            explains; seq_len is in tokens, global_batch_size in rows over all ranks.
         plan: a whole plan document instead of these (`make_plan` writes one), or the path of its JSON file.
         device: default `cuda` where there is one, else another accelerator, else `cpu`. Without an index,
             the current device if one was set, else the one of LOCAL_RANK.
@@ -92,7 +93,7 @@ class CorpusLoader(PlanLoader[Batch]):
         self,
         urls: Servers,
         *,
-        corpus: str | None = None,
+        corpus: CorpusArgument | None = None,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
         seed: int = 0,
@@ -117,12 +118,8 @@ class CorpusLoader(PlanLoader[Batch]):
         if unknown:
             raise TypeError(hint(unknown, inspect.signature(CorpusLoader).parameters, GROUPS))
         parts = {"seq_len": seq_len, "global_batch_size": global_batch_size, "order": order, "rows": rows}
-        for (name, kind), given in zip(GROUPS.items(), (network, staging, placement), strict=True):
-            if given is not None and not isinstance(given, kind):
-                raise errors.InvalidArgument(
-                    f"{name} must be a {kind.__name__}, got a {type(given).__name__}; pass "
-                    f"{name}={kind.__name__}(...)"
-                )
+        groups = zip(GROUPS.items(), (network, staging, placement), strict=True)
+        check_groups({name: (kind, given) for (name, kind), given in groups})
         network, staging, placement = network or Network(), staging or Staging(), placement or Placement()
         super().__init__(urls, network, num_steps, run, reiterable=reiterable)
         document = self._requested(plan, corpus, seed=seed, **parts)
@@ -131,25 +128,15 @@ class CorpusLoader(PlanLoader[Batch]):
         self.place = place[:2]
         self._stager = open_stager(device, context=place.context, timed=staging.trace_steps > 0)
         self._session = DeviceSession(self._stager)
-        options = PlanOptions(
-            self._connect,
-            place,
-            stride,
-            dtype,
-            eot_id,
-            ignore_index,
-            sources,
-            loss_mask,
-            network,
-            staging,
-            self._session,
-        )
+        wishes = (dtype, eot_id, ignore_index, sources, loss_mask)
+        options = PlanOptions(self._connect, place, stride, *wishes, network, staging, self._session)
         self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
             raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
         if record_dir is not None and not sources:
             raise errors.InvalidArgument("record_dir= needs the sources of rows; pass sources=True as well")
         self._recorder = Recorder(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None)
+        self.declared = False  # whether an integration that knows the ranks made it, or compared the place
         self._in_call = False  # whether the loop's thread is within a call that uses the device
         self._num_batches = self._num_tokens = 0
         self.prepared: PreparedPlan  # to be read only
@@ -178,19 +165,14 @@ class CorpusLoader(PlanLoader[Batch]):
             inputs, targets: `(rows, seq_len)` on the loader's device, of an integer type that holds every
                 token of the plan's type, and `targets` the `ignore_index`, too.
 
-        Returns:
-            The batch, whose `inputs` and `targets` are these tensors.
+        Returns the batch, whose `inputs` and `targets` are these tensors.
 
         Raises:
             InvalidArgument: the tensors do not fit the batch, which remains the next one.
             StopIteration: the last step was yielded; and what `next` raises.
         """
-        ignore_index = self.prepared.options.ignore_index
-        if ignore_index is not None and not holds(targets.dtype, ignore_index):
-            raise errors.InvalidArgument(
-                f"targets must hold ignore_index={ignore_index}, got {targets.dtype}"
-            )
-        return self._take(partial(self._stager.fill, inputs, targets))
+        ignored = self.prepared.options.ignore_index
+        return self._take(partial(self._stager.fill, inputs, targets, ignored=ignored))
 
     def peek(self, step: int) -> Batch:
         """Return the batch of any step, on the device; the loader stays where it is, and may be closed.
@@ -202,10 +184,10 @@ class CorpusLoader(PlanLoader[Batch]):
         _, rows, window = request.shape
         shape = rows, window
         slot = Slot(memoryview(body), torch.frombuffer(body, dtype=torch.uint8))
-        stored = slot.batches(0, 1, shape, steps.dtype)
-        (views,) = shifted(stored, context, slot.beside(steps.beside, 0, 1, 1, shape, steps.dtype))
+        tokens = slot.batches(0, 1, shape, steps.dtype)
+        (stored,) = shifted(tokens, context, slot.beside(steps.beside, 0, 1, 1, shape, steps.dtype))
         make = Stager(self._stager.location, context=context).make
-        return self._batch_of(step, make(self.prepared.options.dtype, views))
+        return self._batch_of(step, make(self.prepared.options.dtype, stored))
 
     @property
     def waiting(self) -> bool:
@@ -217,11 +199,10 @@ class CorpusLoader(PlanLoader[Batch]):
         pipeline = self._session.pipeline
         return pipeline is not None and pipeline.waiting
 
-    def _take(self, make: Callable[[Views], Views]) -> Batch:
+    def _take(self, make: Callable[[Stored], Views]) -> Batch:
         """Return the next step's batch, of what `make` makes of its views."""
         self._check_thread()
         self._stager.check_not_capturing()
-        options = self.prepared.options
         self._in_call = True
         try:
             pipeline = self._session.pipeline or self._start()
@@ -231,7 +212,7 @@ class CorpusLoader(PlanLoader[Batch]):
                 self._losses.yielded(self._bound, step, batch.sources)
             self._num_batches += 1
             self._num_tokens += tensors[0].numel()
-            self._step, self._used = step + options.step_stride, True
+            self._step, self._used = step + self.prepared.options.step_stride, True
             self._recorder.yielded_step = step
         except StopIteration:
             self._used = True
@@ -258,13 +239,8 @@ class CorpusLoader(PlanLoader[Batch]):
     def _use(self, prepared: PreparedPlan) -> None:
         self.prepared, self._bound = prepared, prepared.bound
         options = prepared.options
-        self._origin = Origin(
-            self._bound,
-            options.step_stride,
-            prepared.eot_id,
-            options.place.context,
-            fills_ends=self._bound.fills_ends,
-        )
+        context, fills_ends = options.place.context, self._bound.fills_ends
+        self._origin = Origin(self._bound, options.step_stride, prepared.eot_id, context, fills_ends)
 
     @property
     def first_free_step(self) -> int:
@@ -303,18 +279,10 @@ class CorpusLoader(PlanLoader[Batch]):
             HistoryChanged: by the new plan an earlier step has other tokens.
         """
         self._check_thread()
-        named = {
-            "mixture": mixture,
-            "global_batch_size": global_batch_size,
-            "seq_len": seq_len,
-            "exclude": exclude,
-        }
+        named = {"mixture": mixture, "global_batch_size": global_batch_size, "seq_len": seq_len}
+        stage = given_stage(stage, {**named, "exclude": exclude})
         if self._epoch_rows is not None:
             raise errors.InvalidArgument("extend is not for num_steps='epoch', whose plan has one stage")
-        given = {name: value for name, value in named.items() if value is not None}
-        if (stage is None) == (not given):
-            raise errors.InvalidArgument("extend takes a stage, or the fields of one by name")
-        stage = given if stage is None else stage
         old, step = self._bound, self._step if at_step is None else integer("at_step", at_step, 0, MAX_STEP)
         if at_step is not None:
             self._check_free(step)
@@ -404,11 +372,7 @@ class CorpusLoader(PlanLoader[Batch]):
         Called by the loop's thread: it asks the device when copies ran.
         """
         super()._check_thread()
-        if not self._recorder.num_steps:
-            raise errors.InvalidArgument(
-                "trace needs the last steps, and trace_steps is 0; pass staging=Staging(trace_steps=200)"
-            )
-        write_trace(path, self._recorder.spans())
+        write_trace(path, self._recorder)
 
     def close(self) -> None:
         """Stop fetching, write what was recorded and release everything; idempotent.
@@ -447,8 +411,8 @@ class CorpusLoader(PlanLoader[Batch]):
     def _start(self) -> Pipeline:
         self._recorder.ask()
         self._placement.check(self.prepared.options.place)
-        if not self._num_batches:
-            trainers.check_dealt_out(self, self.prepared.options.place.world_size)
+        if not self._num_batches and not self.declared:
+            check_dealt_out(self.prepared.options.place.world_size)
         pipeline = self._session.start(
             self.prepared.sizes,
             lambda slots: self.prepared.start(

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
@@ -125,6 +126,7 @@ class PreparedPlan:
             prefetch_bytes=options.staging.prefetch_bytes,
             in_flight=steps.in_flight,
             ranks_on_host=ranks_on_host(),
+            num_workers=1 if (worker := get_worker_info()) is None else worker.num_workers,
             taken=BUDGET.taken(options.session),
         )
         BUDGET.take(options.session, sizes.num_bytes)

@@ -138,15 +138,17 @@ def get_batch(
         stored = on_host(pin_memory=device.type != "cpu")
     except RuntimeError:  # an accelerator without pinned memory
         stored = on_host()
+    array = stored.numpy()
     if isinstance(data, RemoteCorpus):
         step = int(torch.randint(RANDOM_STEPS, (), device="cpu"))
         view = memoryview(stored.view(torch.uint8).numpy().data).cast("B")
         data.draw_into(view, batch_size=batch_size, seq_len=sequence_length, step=step)
     else:
         starts = torch.randint(num_starts, (batch_size,), device="cpu").numpy()
-        stored.numpy()[:] = np.lib.stride_tricks.sliding_window_view(data, sequence_length + 1)[starts]
+        array[:] = np.lib.stride_tricks.sliding_window_view(data, sequence_length + 1)[starts]
     if device.type == "cpu":
-        return widened(stored[:, :-1], torch.int64), widened(stored[:, 1:], torch.int64)
+        x, y = (torch.from_numpy(widened(part, torch.int64)) for part in (array[:, :-1], array[:, 1:]))
+        return x, y
     # The pinned block returns to torch's host allocator, which waits for the copy before reuse.
     tokens = stored.to(device, non_blocking=True)
     return tokens[:, :-1].to(torch.int64).contiguous(), tokens[:, 1:].to(torch.int64).contiguous()

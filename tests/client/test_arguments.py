@@ -70,7 +70,7 @@ def test_wrong_arguments_are_refused_at_construction(
         ("prefetch_bytes", r"prefetch_bytes is passed as staging=Staging\(prefetch_bytes=...\)"),
         ("deadline_seconds", r"passed as network=Network\(deadline_seconds=...\)"),
         ("batch_size", "there is no argument batch_size; pass global_batch_size="),
-        ("mixture", "there is no argument mixture; pass plan=.*'stages'"),
+        ("mixture", "there is no argument mixture; pass corpus={NAME: weight"),
         ("seqlen", "there is no argument seqlen; did you mean seq_len?"),
         ("zzz", "there is no argument zzz$"),
     ],
@@ -79,14 +79,6 @@ def test_an_argument_of_another_name_gets_a_hint(name: str, message: str) -> Non
     unknown: dict[str, Any] = {name: 1}
     with pytest.raises(TypeError, match=message):
         CorpusLoader("localhost:1", corpus="web", seq_len=16, global_batch_size=12, **unknown)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_dataloader_over_a_loader_is_told_what_to_do(make_loader: MakeLoader, num_workers: int) -> None:
-    loader: Any = make_loader(num_steps=5)
-    with pytest.raises(errors.InvalidArgument, match="needs no DataLoader"):
-        next(iter(torch.utils.data.DataLoader(loader, num_workers=num_workers)))
 
 
 def test_the_scheme_of_a_url_may_be_left_out(server: ReferenceServer) -> None:

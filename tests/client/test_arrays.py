@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -118,33 +117,6 @@ def test_the_state_after_a_batch_does_not_count_what_is_held(server: ReferenceSe
     with ArrayLoader(server.url, **SMALL) as loader:
         batches = list(islice(loader, 5))
         assert [batch.state_after() for batch in batches] == [loader.state_at(step) for step in range(1, 6)]
-
-
-def test_a_second_pass_is_refused_until_it_is_asked_for(server: ReferenceServer) -> None:
-    with ArrayLoader(server.url, **SMALL, num_steps=3) as loader:
-        assert [batch.step for batch in loader] == [0, 1, 2]
-        with pytest.raises(errors.RunComplete, match="all steps before num_steps=3 were yielded"):
-            iter(loader)
-        loader.seek(0)
-        assert [batch.step for batch in loader] == [0, 1, 2]
-
-
-def test_a_second_thread_is_refused_by_name(server: ReferenceServer) -> None:
-    with ArrayLoader(server.url, **SMALL) as loader:
-        next(loader)
-        found: list[BaseException] = []
-
-        def take() -> None:
-            try:
-                next(loader)
-            except errors.CorpusClientError as error:
-                found.append(error)
-
-        thread = threading.Thread(target=take, name="second")
-        thread.start()
-        thread.join()
-        assert [type(error) for error in found] == [errors.SecondThread]
-        assert next(loader).step == 1
 
 
 def test_a_replica_that_goes_away_is_ridden_out(corpus: ReferenceCorpus) -> None:

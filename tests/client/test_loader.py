@@ -6,7 +6,6 @@ import gc
 import pickle
 import time
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -49,18 +48,6 @@ def test_batches_are_exact_and_contiguous(make_loader: MakeLoader, corpus: Refer
     assert steps == 70
     assert loader.stats().num_batches == 70
     assert loader.stats().num_tokens == 70 * 12 * 16
-
-
-@pytest.mark.parametrize("order", ["sequential", "shuffle", "random"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_ranks_make_up_the_global_batch(
-    make_loader: MakeLoader, corpus: ReferenceCorpus, world_size: int, order: str
-) -> None:
-    loaders = [make_loader(rank=rank, world_size=world_size, order=order) for rank in range(world_size)]
-    for step in range(6):
-        parts = [next(loader) for loader in loaders]
-        whole = np.concatenate([part.tokens.numpy() for part in parts])
-        assert np.array_equal(whole, tokens_of_step(corpus, loaders[0].plan, step))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
@@ -166,20 +153,42 @@ def test_a_default_device_of_torch_changes_no_dataset(
 def test_the_default_memory_grows_to_two_batches(
     server: ReferenceServer, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
-    """Of 408 bytes, where the default would hold one; a number that was given is refused in its words."""
+    """Of 408 bytes, where the default would hold one; a number that was given is for each worker."""
     monkeypatch.setattr("corpus_client.staging.slots.PREFETCH_BYTES", 408)
     monkeypatch.setattr("corpus_client.dataset.PREFETCH_BYTES", 408)
     options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "num_steps": 20}
     dataset = CorpusIterableDataset(server.url, **options)
     batches = DataLoader(dataset, batch_size=None, num_workers=num_workers)
     assert [batch.step for batch in batches] == list(range(20))
-    given = CorpusIterableDataset(server.url, **options, staging=Staging(prefetch_bytes=3 << 12))
+    given = CorpusIterableDataset(server.url, **options, staging=Staging(prefetch_bytes=2 << 12))
     batches = DataLoader(given, batch_size=None, num_workers=num_workers)
-    if num_workers == 0:
-        assert len(list(batches)) == 20
-        return
-    with pytest.raises(errors.InvalidArgument, match=r"for all 2 workers .* 16,384 bytes in all, got 12,288"):
-        next(iter(batches))
+    assert [batch.step for batch in batches] == list(range(20))
+
+
+def test_a_dataset_of_too_little_memory_is_refused_where_it_is_made(server: ReferenceServer) -> None:
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12}
+    with pytest.raises(errors.InvalidArgument, match=r"must hold two batches .* 8,192 in all, got 8,191"):
+        CorpusIterableDataset(server.url, **options, staging=Staging(prefetch_bytes=(2 << 12) - 1))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_the_workers_of_a_dataloader_share_half_of_the_memory(
+    server: ReferenceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"corpus": "web", "seq_len": 16, "global_batch_size": 12, "num_steps": 4}
+    dataset = CorpusIterableDataset(server.url, **options)
+    monkeypatch.setattr("corpus_client.staging.slots.host_memory_bytes", lambda: 2 * (3 << 12))
+    assert len(list(DataLoader(dataset, batch_size=None, num_workers=1))) == 4
+    with pytest.raises(errors.InvalidArgument, match=r"over 1 ranks of 2 workers, is 6,144"):
+        next(iter(DataLoader(dataset, batch_size=None, num_workers=2)))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_dataloader_around_a_loader_is_refused_where_it_is_made(
+    make_loader: MakeLoader, shuffle: bool
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"needs no DataLoader.*CorpusIterableDataset\("):
+        DataLoader(make_loader(), batch_size=None, shuffle=shuffle)  # type: ignore[arg-type]
 
 
 def test_loaders_of_a_process_share_half_of_the_memory(
@@ -269,28 +278,6 @@ def test_targets_that_cannot_hold_the_ignored_index_are_refused(make_loader: Mak
     inputs, targets = torch.zeros(2, 12, 16, dtype=torch.uint16)
     with pytest.raises(errors.InvalidArgument, match="targets must hold ignore_index=-100"):
         loader.next_into(inputs, targets)
-
-
-def test_a_default_device_of_torch_changes_nothing(make_loader: MakeLoader) -> None:
-    expected = next(make_loader())
-    torch.set_default_device("meta")
-    try:
-        batch = next(make_loader(eot_id=5, ignore_index=-100))
-        x, _ = get_batch(np.arange(100, dtype=np.uint16), 4, 8)
-        with closing(RemoteCorpus(make_loader()._connect.args[0], "web")) as remote:
-            y, _ = get_batch(remote, 4, 8)
-    finally:
-        torch.set_default_device(None)
-    assert torch.equal(batch.inputs, expected.inputs)
-    assert (x.device.type, y.device.type, y.shape) == ("cpu", "cpu", (4, 8))
-
-
-def test_a_loader_prints_its_plan_step_rank_and_device(make_loader: MakeLoader) -> None:
-    loader = make_loader(num_steps=9, rank=1, world_size=2)
-    next(loader)
-    assert repr(loader) == (
-        f"CorpusLoader(plan {loader.plan_id[:12]} of web, step 1 of 9, rank 1 of 2, device cpu)"
-    )
 
 
 def test_what_goes_to_another_process_works_there_or_says_what_does(server: ReferenceServer) -> None:

@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from corpus_client import CorpusLoader, errors, make_plan
 from tests.client.conftest import make_corpus
 from tests.client.reference_plan import ReferenceCorpus, receipt_of, tokens_of_step
 from tests.client.reference_server import ReferenceServer
-from tests.loaders import open_loader
 
 MakeLoader = Callable[..., CorpusLoader]
 
@@ -45,55 +42,6 @@ def test_state_is_small_readable_json_and_counts_what_was_yielded(
     assert "world_size" not in json.dumps(state)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    runs=st.lists(
-        st.tuples(st.integers(0, 30), st.sampled_from([1 << 13, 1 << 14, 1 << 20]), st.integers(1, 3)),
-        min_size=2,
-        max_size=4,
-    )
-)
-def test_any_number_of_resumes_yields_each_step_once(
-    server: ReferenceServer, corpus: ReferenceCorpus, runs: list[tuple[int, int, int]]
-) -> None:
-    """Each run takes some steps, has others in flight, and hands its state to the next."""
-    state: dict[str, Any] | None = None
-    expected_step = 3
-    for num_steps, prefetch_bytes, in_flight in runs:
-        with open_loader(
-            server.url,
-            corpus="web",
-            seq_len=16,
-            global_batch_size=12,
-            order="sequential",
-            device="cpu",
-            start_step=3,
-            prefetch_bytes=prefetch_bytes,
-            in_flight=in_flight,
-        ) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            for _ in range(num_steps):
-                batch = next(loader)
-                assert batch.step == expected_step
-                assert np.array_equal(batch.tokens.numpy(), tokens_of_step(corpus, loader.plan, batch.step))
-                expected_step += 1
-            state = json.loads(json.dumps(loader.state_dict()))
-    assert state is not None
-    assert state["next_step"] == expected_step
-
-
-def test_going_on_after_a_break_loses_and_repeats_nothing(make_loader: MakeLoader) -> None:
-    loader = make_loader()
-    steps = []
-    for _ in range(5):
-        for batch in loader:
-            steps.append(batch.step)
-            if len(steps) % 3 == 0:
-                break
-    assert steps == list(range(15))
-
-
 def test_state_can_be_loaded_in_mid_run(make_loader: MakeLoader, corpus: ReferenceCorpus) -> None:
     num_threads = threading.active_count()  # of servers of other tests some linger
     loader = make_loader()
@@ -107,14 +55,6 @@ def test_state_can_be_loaded_in_mid_run(make_loader: MakeLoader, corpus: Referen
     assert threading.active_count() < num_threads + 20
 
 
-def test_a_state_belongs_to_its_caller(make_loader: MakeLoader) -> None:
-    loader = make_loader()
-    state = loader.state_dict()
-    state["plan"]["stages"].clear()
-    assert loader.state_dict()["plan"]["stages"]
-    loader.load_state_dict(loader.state_dict())
-
-
 def test_the_plan_belongs_to_its_caller(make_loader: MakeLoader) -> None:
     loader = make_loader()
     loader.plan["stages"].clear()
@@ -126,19 +66,6 @@ def test_resumed_run_ends_where_the_first_would_have(make_loader: MakeLoader) ->
     loader = make_loader(num_steps=30)
     loader.load_state_dict(loader.state_at(25))
     assert [batch.step for batch in loader] == [25, 26, 27, 28, 29]
-
-
-def test_another_world_size_goes_on_with_the_same_state(
-    make_loader: MakeLoader, corpus: ReferenceCorpus
-) -> None:
-    one = make_loader()
-    for _ in range(4):
-        next(one)
-    halves = [make_loader(rank=rank, world_size=2) for rank in range(2)]
-    for half in halves:
-        half.load_state_dict(one.state_dict())
-    rows = np.concatenate([next(half).tokens.numpy() for half in halves])
-    assert np.array_equal(rows, tokens_of_step(corpus, one.plan, 4))
 
 
 @pytest.mark.parametrize(
@@ -186,16 +113,6 @@ def test_damaged_state_is_refused(make_loader: MakeLoader, change: dict[str, Any
         loader.load_state_dict({**loader.state_dict(), **change})
 
 
-def test_plan_of_a_state_builds_the_same_loader(make_loader: MakeLoader) -> None:
-    one = make_loader(seed=4, order="shuffle")
-    next(one)
-    state = one.state_dict()
-    two = make_loader(plan=state["plan"], **OF_PLAN)
-    two.load_state_dict(state)
-    assert two.plan_id == one.plan_id
-    assert torch.equal(next(two).tokens, next(one).tokens)
-
-
 def test_seek_goes_anywhere_and_drops_what_was_fetched_ahead(
     make_loader: MakeLoader, corpus: ReferenceCorpus
 ) -> None:
@@ -228,8 +145,3 @@ def test_a_complete_run_that_is_started_again_has_nothing_left_to_do(make_loader
     loader = make_loader(num_steps=5)
     loader.load_state_dict(loader.state_at(5))
     assert list(loader) == []
-
-
-def test_a_run_without_end_has_no_length(make_loader: MakeLoader) -> None:
-    with pytest.raises(TypeError, match="a loader without num_steps= has no length"):
-        len(make_loader())

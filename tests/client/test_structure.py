@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from corpus_client import Batch, errors
 from corpus_client.batch import Origin, borders
 from corpus_client.plan.world import WHOLE, Context
-from corpus_client.staging.stager import STORED_DTYPES, joined, shifted
+from corpus_client.staging.stager import STORED_DTYPES, Views, joined, shifted
 
 DTYPES = list(STORED_DTYPES.values())
 
@@ -71,9 +71,10 @@ def structure_of(batch: Batch) -> dict[str, Any]:
 def make_batch(
     stored: torch.Tensor, eot_id: int | None, context: Context = WHOLE, *, fills_ends: bool = False
 ) -> Batch:
-    (views,) = shifted(stored[None], context)
+    (only,) = shifted(stored[None], context)
     origin = Origin(eot_id=eot_id, context=context, fills_ends=fills_ends)
-    return Batch(views.changed(lambda _, view: joined(view)), 3, origin)
+    inputs, targets = map(joined, only.pair)
+    return Batch(Views(inputs, targets, only.rows), 3, origin)
 
 
 def check(tokens: np.ndarray, eot_id: int, context: Context, dtype: torch.dtype, device: str) -> None:

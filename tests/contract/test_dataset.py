@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,13 +70,6 @@ def test_the_order_is_the_loaders(
         assert found == expected(url, **part)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_are_forked_or_spawned(
-    url: str, make_dataset: Callable[..., CorpusIterableDataset], method: str
-) -> None:
-    assert listed(loaded(make_dataset(), 2, multiprocessing_context=method)) == expected(url)
-
-
 def test_a_dataset_that_was_iterated_here_goes_to_workers_too(
     url: str, make_dataset: Callable[..., CorpusIterableDataset]
 ) -> None:
@@ -134,19 +125,6 @@ def test_a_break_loses_nothing_of_the_next_pass(
         assert listed(seen) == expected(url, 0, 5)
 
 
-def test_a_dropped_pass_stops_its_thread(make_dataset: Callable[..., CorpusIterableDataset]) -> None:
-    def fetchers() -> int:
-        return sum(thread.name == "corpus-fetcher" for thread in threading.enumerate())
-
-    before = fetchers()
-    here = iter(make_dataset(num_steps=None))
-    next(here)
-    assert fetchers() == before + 1
-    del here
-    gc.collect()
-    assert fetchers() == before
-
-
 @pytest.mark.parametrize(("before", "after"), [(0, 3), (2, 0), (3, 2)])
 def test_state_at_resumes_with_any_number_of_workers(
     url: str, make_dataset: Callable[..., CorpusIterableDataset], before: int, after: int
@@ -164,20 +142,6 @@ def test_state_at_resumes_with_any_number_of_workers(
     assert listed(batches) == expected(url, NUM_STEPS + 6, 2 * NUM_STEPS)
     resumed.set_epoch(2)
     assert listed(batches) == expected(url, 2 * NUM_STEPS, 3 * NUM_STEPS)
-
-
-def test_states_go_from_loader_to_dataset_and_back(
-    url: str, make_dataset: Callable[..., CorpusIterableDataset]
-) -> None:
-    dataset = make_dataset(num_steps=None)
-    with open_loader(url, **PLAN, device="cpu") as loader:
-        for _ in range(4):
-            next(loader)
-        dataset.load_state_dict(loader.state_dict())
-    assert next(iter(dataset)).step == 4
-    with open_loader(url, **PLAN, device="cpu") as loader:
-        loader.load_state_dict(dataset.state_at(9))
-        assert next(loader).step == 9
 
 
 def test_a_state_of_another_plan_is_refused(make_dataset: Callable[..., CorpusIterableDataset]) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from corpus_client import ArrayLoader, CorpusIterableDataset, CorpusLoader, RemoteCorpus, errors
 from corpus_client.integrations.causal_lm import causal_lm
-from corpus_client.integrations.llmc import DistributedDataLoader
-from corpus_client.integrations.nanogpt import GetBatch
+from examples.for_llmc import DistributedDataLoader
+from examples.for_nanogpt import GetBatch
 from tests.corpora import some_tokens, write_megatron, write_raw
 from tests.loaders import grouped, open_loader
 from tests.reference import ReferencePlan

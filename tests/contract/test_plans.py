@@ -73,6 +73,29 @@ def test_extending_in_mid_run_leaves_the_past_and_mixes_the_future(
     assert sum(each["rows"] for each in used.values()) == 20 * 32
 
 
+def test_a_mixture_is_given_by_its_weights_and_kept_by_what_only_excludes(server: RunningServer) -> None:
+    """As a plan with one stage has it; the last stage's weights go on where an extension names none."""
+    weights = {"web": 0.75, "mixed": 0.25}
+    stage = {"from_step": 0, "global_batch_size": 32, "mixture": weights}
+    document = {"seq_len": SEQ_LEN, "seed": 5, "stages": [stage]}
+    with CorpusLoader(
+        server.url, corpus=weights, seq_len=SEQ_LEN, global_batch_size=32, seed=5, device="cpu"
+    ) as loader:
+        assert loader.plan_id == server.post_plan(document).json()["id"]
+        take(loader, 3)
+        loader.extend(exclude={"web": [[0, 2000]]})
+        take(loader, 2)
+        described = server.get(f"/v1/plans/{loader.plan_id}").json()["stages"]
+        loader.extend(mixture={"mixed": 1})
+        take(loader, 2)
+        loader.extend(exclude={"web": [[3000, 3100]]})
+        last = server.get(f"/v1/plans/{loader.plan_id}").json()["stages"]
+    assert described[1]["weights_65536"] == described[0]["weights_65536"] == {"mixed": 16384, "web": 49152}
+    assert described[1]["excluded_windows"]["web"] > 0
+    assert last[-1]["weights_65536"] == {"mixed": 65536}
+    assert (last[-2]["first_step"], last[-1]["first_step"]) == (5, 7)
+
+
 def test_what_is_excluded_from_now_on_does_not_come_any_more(
     corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
 ) -> None:
@@ -126,27 +149,6 @@ def test_world_sizes_in_any_sequence_over_two_stages(replicas: dict[str, list[st
             assert (state["next_step"], state["plan_id"]) == (step, plan_id)
 
     run()
-
-
-@pytest.mark.parametrize("step", [BORDER - 1, BORDER])
-def test_the_receipt_is_the_checksum_of_the_batch(
-    step: int, replicas: dict[str, list[str]], server: RunningServer
-) -> None:
-    with _of_plan(replicas["1 worker"], PLAN) as loader:
-        state = loader.state_at(step, receipt=True)
-    urls = [*replicas["1 worker"], server.url]
-    with _of_plan(urls, PLAN) as loader:
-        loader.load_state_dict(state)
-        assert next(loader).step == step
-    response = server.get("/v1/batches", plan=state["plan_id"], step=step)
-    assert state["next_batch"] == response.headers["Corpus-Checksum"]
-
-
-def test_a_stage_that_the_ranks_do_not_divide_is_named(replicas: dict[str, list[str]]) -> None:
-    with pytest.raises(errors.InvalidArgument, match=r"stages\[0\].*got 24 over 5"):
-        _of_plan(replicas["1 worker"], PLAN, rank=0, world_size=5)
-    with pytest.raises(errors.InvalidArgument, match=r"stages\[1\].*got 40 over 3"):
-        _of_plan(replicas["1 worker"], PLAN, rank=0, world_size=3)
 
 
 def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from corpus_client.errors import InvalidArgument
 from corpus_client.tools.timing import Clock
 from scripts.gpu_lib import full_slots, overlap
 from scripts.gpu_lib.full_slots import Pair
@@ -54,33 +53,11 @@ def test_every_way_brings_the_same_windows(feed: Feed, tokens: npt.NDArray[np.ui
             assert targets.tolist() == [tokens[start + 1 : start + 17].tolist() for start in starts]
 
 
-@pytest.mark.parametrize("name", ["full-slots", "constant"])
-def test_a_batch_that_is_there_is_the_first_one(feed: Feed, name: str) -> None:
-    with closing(WAYS[name][1](feed)) as batches:
-        for inputs, targets in islice(batches, 9):
-            assert inputs.tolist() == feed[0][:, :-1].tolist()
-            assert targets.tolist() == feed[0][:, 1:].tolist()
-
-
 def test_a_step_reads_every_token(sample: Pair) -> None:
     step = TrainStep(Clock(CPU), sample, 0.002)
     for _ in range(60):
         step(sample)
     assert step.token_sum.item() == 60 * sum(int(each.sum()) for each in sample)
-
-
-def test_a_longer_step_has_more_products(sample: Pair) -> None:
-    """Far enough apart that a busy machine does not turn them round."""
-    short, long = (TrainStep(Clock(CPU), sample, seconds) for seconds in (1e-3, 0.3))
-    work = [step.num_products * step.width**3 for step in (short, long)]
-    assert work[0] < work[1]
-
-
-def test_a_run_counts_its_steps(feed: Feed, sample: Pair) -> None:
-    step = TrainStep(Clock(CPU), sample, 0.0005)
-    seconds = overlap.steps_of("pageable", feed, step, Clock(CPU), 12)
-    assert len(seconds) == 12
-    assert min(seconds) > 0
 
 
 def test_json_for_machines_with_a_server() -> None:
@@ -99,38 +76,6 @@ def test_json_for_machines_with_a_server() -> None:
     assert missing.startswith("(b) and (c): on the CPU nothing is page-locked")
 
 
-def test_without_a_server_the_loader_is_left_out_and_it_says_how_to_start_one() -> None:
-    done = run(TINY)
-    assert done.exit_code == 0, done.output
-    assert (
-        "left out: (e) CorpusLoader: no server was named. Start one with 'corpus-server serve" in done.stdout
-    )
-    for words in ("(a) pageable memory", "(d) torch DataLoader", "(e') ", "(f) one batch", "stall", "p90"):
-        assert words in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["http://127.0.0.1:1"], "a URL and --corpus go together"),
-        (["--device", "tpu"], "device must be 'cpu' or an accelerator that torch sees here, got 'tpu'"),
-    ],
-)
-def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
-    done = run([*TINY, *arguments])
-    assert done.exit_code == 2
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr
-
-
-def test_a_batch_beyond_a_quarter_of_the_free_memory_is_refused(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overlap, "measurable_bytes", lambda device: 1000)
-    with pytest.raises(InvalidArgument, match="batch must be at most 62 B, got 204 B"):
-        overlap.measure(feed, 0.001, 2, 1)
-
-
 @pytest.mark.parametrize("dtype", [None, torch.int64])
 def test_full_slots_bring_what_lies_in_them(dtype: torch.dtype | None) -> None:
     stored = torch.from_numpy(np.random.default_rng(1).integers(0, 2**16, (6, 17), np.uint16))
@@ -140,13 +85,3 @@ def test_full_slots_bring_what_lies_in_them(dtype: torch.dtype | None) -> None:
         assert inputs.dtype == (dtype or torch.uint16)  # as stored it is slot memory: read within the block
         assert inputs.tolist() == stored[:, :-1].tolist()
         assert targets.tolist() == stored[:, 1:].tolist()
-
-
-def test_batches_as_the_loader_sends_them_are_measured_by_name() -> None:
-    found = full_slots.measure(Clock(CPU), [4096, 8192], 3)
-    named = [(each["name"], each["bytes"]) for each in found]
-    assert named == [
-        (name, size) for size in (4096, 8192) for name in ("as stored", "widened to int64 there")
-    ]
-    for each in found:
-        assert each["bytes_per_second"] == pytest.approx(each["bytes"] / each["seconds"]["median"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from corpus_client import errors
 from corpus_client.plan.document import integer
-from corpus_client.plan.state import Steps
+from corpus_client.plan.iteration import Steps
 from corpus_client.plan.world import Placement
 
 if TYPE_CHECKING:
@@ -152,7 +152,9 @@ def open_at(
     from corpus_client.loader import CorpusLoader  # late: the feed of an `ArrayLoader` needs no torch
 
     placement = Placement(rank=place[0], world_size=place[1])
-    return CorpusLoader(urls, **{"device": device, "placement": placement, **options})
+    loader = CorpusLoader(urls, **{"device": device, "placement": placement, **options})
+    loader.declared = True
+    return loader
 
 
 def masked_targets(batch: Batch, ignored: int) -> torch.Tensor:

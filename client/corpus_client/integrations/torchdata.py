@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from corpus_client import errors
 from corpus_client.batch import Batch
 from corpus_client.dataset import CorpusIterableDataset
-from corpus_client.plan.trainers import check_held_ahead
+from corpus_client.plan.iteration import check_asker
 
 
 class StatefulCorpusLoader(DataLoader[Batch]):
@@ -56,9 +56,9 @@ class StatefulCorpusLoader(DataLoader[Batch]):
         """Return the state after the last batch yielded: `{"plan", "plan_id", "next_step"}`.
 
         Raises:
-            StateMismatch: Lightning iterates over the loader and holds a batch ahead.
+            StateMismatch: Lightning asks, and holds a batch ahead.
         """
-        check_held_ahead(self)
+        check_asker(self)
         return self.dataset.state_at(self._next_step)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, trained_steps: int | None = None) -> None:

@@ -60,6 +60,7 @@ def train_from(
         if not isinstance(dataset, CorpusIterableDataset):
             return others(eval_dataset)
         check_place(dataset.place, place, "the Trainer")
+        dataset.declared = True
         # The function is called with one batch.
         return DataLoader(dataset, batch_size=None, collate_fn=cast("Any", convert))
 

@@ -12,11 +12,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from corpus_client import errors
 from corpus_client.observe.attribution import FetchSeconds, LoaderStats, Phase, WaitSeconds
 
 ROWS = ("requests", "fetcher", "transfers", "training loop")
@@ -176,12 +177,16 @@ class Recorder:
             self._copies.popleft()
 
 
-def write_trace(path: str | os.PathLike[str], spans: Iterable[Span]) -> None:
-    """Write spans as a picture for Perfetto (ui.perfetto.dev) or chrome://tracing.
+def write_trace(path: str | os.PathLike[str], recorder: Recorder) -> None:
+    """Write a recorder's spans as a picture for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
     Times are microseconds of `time.perf_counter`. Format: "Trace Event Format" of the Chromium project, with
     complete events (`ph: X`) and thread names (`ph: M`).
     """
+    if not recorder.num_steps:
+        raise errors.InvalidArgument(
+            "trace needs the last steps, and trace_steps is 0; pass staging=Staging(trace_steps=200)"
+        )
     process = os.getpid()
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": "corpus-client"}}
@@ -190,7 +195,7 @@ def write_trace(path: str | os.PathLike[str], spans: Iterable[Span]) -> None:
         where = {"ph": "M", "pid": process, "tid": number}
         events.append({**where, "name": "thread_name", "args": {"name": row}})
         events.append({**where, "name": "thread_sort_index", "args": {"sort_index": number}})
-    for span in spans:
+    for span in recorder.spans():
         what = {"ph": "X", "name": span.name, "cat": span.row, "args": span.arguments}
         where = {"pid": process, "tid": ROWS.index(span.row) + 1}
         events.append({**what, **where, "ts": span.start * 1e6, "dur": (span.stop - span.start) * 1e6})

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from corpus_client import errors
+
 ELSEWHERE = {
     "batch_size": "global_batch_size=, rows of a step over all ranks",
     "micro_batch_size": "global_batch_size=, and batch.split(rows) for micro batches",
-    "mixture": "plan={'seq_len': ..., 'stages': [{'from_step': 0, 'global_batch_size': ..., 'mixture': "
-    "{NAME: weight, ...}}]}",
-    "corpora": "plan=, with a mixture of corpora in its stages",
+    "mixture": "corpus={NAME: weight, ...}",
+    "corpora": "corpus={NAME: weight, ...}",
     "sequence_length": "seq_len=",
     "block_size": "seq_len=",
     "num_epochs": "num_steps=, or num_steps='epoch' for one pass",
@@ -33,6 +34,16 @@ def hint(unknown: Iterable[str], known: Iterable[str], groups: Mapping[str, type
     groups: the classes of options, by the argument that takes them.
     """
     return "; ".join(_about(name, [*known], groups) for name in unknown)
+
+
+def check_groups(groups: Mapping[str, tuple[type[Any], object]]) -> None:
+    """Raise `InvalidArgument` for the first group of options that is given and is no object of its class."""
+    for name, (kind, given) in groups.items():
+        if given is not None and not isinstance(given, kind):
+            raise errors.InvalidArgument(
+                f"{name} must be a {kind.__name__}, got a {type(given).__name__}; pass "
+                f"{name}={kind.__name__}(...)"
+            )
 
 
 def _about(name: str, known: list[str], groups: Mapping[str, type[Any]]) -> str:

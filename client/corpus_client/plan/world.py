@@ -142,6 +142,34 @@ class Placement:
             )
 
 
+def check_dealt_out(world_size: int) -> None:
+    """Raise `WrongRows` if accelerate divides the batches of an iterable DataLoader at this moment.
+
+    `Accelerator.prepare` sends the batches that rank 0 gets from an iterable dataset to all ranks, or lets
+    each rank drop those of the others. Both are wrong for batches that are one rank's rows already. Nothing
+    tells a loader who takes its batches, so any that begins meanwhile is refused unless an integration that
+    knows the ranks has made it. Only accelerate that the program has imported is asked.
+
+    world_size: over how many ranks the rows are divided. With 1 each batch is whole, and may be dealt out.
+    """
+    states, loaders = (sys.modules.get(f"accelerate.{name}") for name in ("state", "data_loader"))
+    if world_size == 1 or states is None or loaders is None or not states.GradientState._shared_state:
+        return
+    # The one that is iterated over, or was left by a `break`.
+    active = states.GradientState().active_dataloader
+    kind = type(active)
+    divided = kind is loaders.DataLoaderDispatcher and active.state.num_processes > 1
+    if kind is loaders.DataLoaderShard and isinstance(active.dataset, loaders.IterableDatasetShard):
+        divided = active.dataset.num_processes > 1
+    if divided:
+        raise errors.WrongRows(
+            f"accelerate's {kind.__name__} divides the batches over the ranks, and each is one rank's rows "
+            "already: steps would be left out. Do not pass the DataLoader to accelerator.prepare (or pass it "
+            "to corpus_client.integrations.accelerate.already_sharded first), or use AccelerateLoader from "
+            "there; for HF Trainer use corpus_client.integrations.transformers.train_from"
+        )
+
+
 def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return (rank, world size): as given, else torch.distributed's, else the environment's, or (0, 1)."""
     if (rank is None) != (world_size is None):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from corpus_client.observe.recorder import Recorder
 from corpus_client.staging.fetcher import FetchRange, FilledSlot, SlotQueues, Source, fetch
 from corpus_client.staging.slots import Slot
-from corpus_client.staging.stager import Group, Stager, T, Views
+from corpus_client.staging.stager import Group, Stager, Stored, T
 
 TRANSFER_POLL_SECONDS = 0.001
 """Only while nothing is ready and slots are being copied; a copy takes a fraction of this."""
@@ -54,7 +54,7 @@ class Pipeline:
         self._closer = weakref.finalize(self, self.queues.stop)
         self.queues.thread.start()
 
-    def take(self, use: Callable[[Views], T]) -> tuple[int, T]:
+    def take(self, use: Callable[[Stored], T]) -> tuple[int, T]:
         """Return (step, what `use` makes of its batch); raise `StopIteration` after the last step."""
         self._recorder.ask()
         step = None

@@ -26,7 +26,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +37,7 @@ from corpus_client import errors
 from corpus_client.network.layout import ALIGNMENT
 from corpus_client.plan.world import WHOLE, Context
 from corpus_client.staging import pinning
-from corpus_client.staging.stager import BESIDE_DTYPES, Group, Stager, T, Views, joined
+from corpus_client.staging.stager import Group, Stager, Stored, T
 
 NUM_BUFFERS = 3
 """One is read, the next is full, the one after it is being filled."""
@@ -145,21 +145,9 @@ class DeviceRing(Stager):
             self._unmeasured.append(copy)
         return copy
 
-    def make(self, dtype: torch.dtype | None, views: Views) -> Views:
-        """Queue the widening of a batch into tensors of its own, on the consumer's stream."""
-        inputs = views.inputs
-        # One overlapping view of both, so that one kernel writes inputs and targets.
-        both = inputs.as_strided((2, *inputs.shape), (1, *inputs.stride()))
-        pair = dict(
-            zip(("inputs", "targets"), map(joined, self.copied(both, dtype or both.dtype)), strict=True)
-        )
-
-        def made(name: str, view: torch.Tensor) -> torch.Tensor:
-            if name in pair:
-                return pair[name]
-            return joined(self.copied(view, BESIDE_DTYPES.get(name, dtype or view.dtype)))
-
-        return views.changed(made)
+    def copied_pair(self, stored: Stored, dtype: torch.dtype) -> Iterable[torch.Tensor]:
+        """Queue one copy that makes inputs and targets, on the consumer's stream."""
+        return self.copied(stored.pair, dtype).unbind()
 
     def copied(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Queue a copy into a new tensor of another type, on the consumer's stream."""
@@ -257,7 +245,7 @@ class _Copy(Group):
         self._reader: Any = None
         self._stall: tuple[Any, Any] | None = None
 
-    def read_next(self, use: Callable[[Views], T]) -> T:
+    def read_next(self, use: Callable[[Stored], T]) -> T:
         current = self._ring.runtime.current_stream(self._ring.location)
         if self._reader is None or self._reader != current:
             self._wait(current)

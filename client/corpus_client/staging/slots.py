@@ -99,9 +99,9 @@ class HostBudget:
         self._taken: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def share(self, ranks_on_host: int) -> int:
+    def share(self, processes_on_host: int) -> int:
         """Return the bytes of one process of so many that share the host."""
-        return host_memory_bytes() // 2 // ranks_on_host
+        return host_memory_bytes() // 2 // processes_on_host
 
     def taken(self, besides: object = None) -> int:
         """Return the bytes that loaders of this process have, without one of them."""
@@ -130,6 +130,7 @@ def choose_slot_sizes(
     prefetch_bytes: int | None,
     in_flight: int,
     ranks_on_host: int = 1,
+    num_workers: int = 1,
     taken: int = 0,
 ) -> SlotSizes:
     """Return the most slots within `prefetch_bytes`, and within what is left of the process's budget.
@@ -139,6 +140,7 @@ def choose_slot_sizes(
 
     Args:
         prefetch_bytes: as it was given; None: `PREFETCH_BYTES`, or two batches if these are larger.
+        num_workers: of a DataLoader, each of which has slots of its own.
         taken: bytes of the process's other loaders.
     """
     least = SlotSizes(num_slots=2, steps_per_slot=1, batch_bytes=batch_bytes)
@@ -148,12 +150,13 @@ def choose_slot_sizes(
             f"{least.least_bytes:,} in all, got {prefetch_bytes:,}; raise it, leave it out, or lower "
             "global_batch_size"
         )
-    share = BUDGET.share(ranks_on_host)
+    share = BUDGET.share(ranks_on_host * num_workers)
     if share - taken < least.least_bytes:
         raise errors.InvalidArgument(
             f"two batches of {batch_bytes:,} bytes need {least.least_bytes:,} bytes of memory; half of this "
-            f"host's, over {ranks_on_host} ranks, is {share:,}, of which other loaders of this process have "
-            f"{taken:,}; lower global_batch_size, or close a loader"
+            f"host's, over {ranks_on_host} ranks of {num_workers} workers, is {share:,}, of which other "
+            f"loaders of this process have {taken:,}; lower global_batch_size, take fewer workers, or close "
+            "a loader"
         )
     wanted = max(PREFETCH_BYTES, least.least_bytes) if prefetch_bytes is None else prefetch_bytes
     budget = min(wanted, share - taken)

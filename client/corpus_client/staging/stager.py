@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -29,7 +29,7 @@ from corpus_client.staging import pinning
 T = TypeVar("T")
 
 _FREE_BLOCKS = 8
-"""Kept for the next batches: inputs, targets and what is beside them of two."""
+"""Kept for the next batches: tokens, whole rows and what is beside them of two."""
 
 STORED_DTYPES: dict[str, torch.dtype] = {
     "uint8": torch.uint8,
@@ -48,10 +48,26 @@ BESIDE_DTYPES: Mapping[str, torch.dtype] = {"sources": torch.int64, "loss_mask":
 """Of what is beside the tokens in batches."""
 
 
-class Views(NamedTuple):
-    """The tensors of a batch; before they are copied, views of what is stored.
+class Stored(NamedTuple):
+    """A batch as it lies in a slot or a staging buffer: views.
 
     A context rank's part of two chunks is `(rows, 2, seq_len / 2)` until it is copied.
+
+    pair: `(2, rows, seq_len)`: inputs and targets, which overlap, so that one copy makes both.
+    rows, sources, loss_mask: as `Views` has them.
+    array: the pair as NumPy sees it, in host memory. Made for all batches of a group at once, because making
+        one costs 1 us, and 60 after 20 ms of the training loop's own work.
+    """
+
+    pair: torch.Tensor
+    rows: torch.Tensor | None = None
+    sources: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
+    array: npt.NDArray[Any] | None = None
+
+
+class Views(NamedTuple):
+    """The tensors of a batch.
 
     inputs, targets: `(rows, seq_len)` each.
     rows: of a context rank, the whole rows of which they are a part.
@@ -80,22 +96,24 @@ def holds(dtype: torch.dtype, value: int) -> bool:
 
 def shifted(
     stored: torch.Tensor, context: Context = WHOLE, beside: Mapping[str, torch.Tensor] = MappingProxyType({})
-) -> list[Views]:
+) -> list[Stored]:
     """Return the batches of a group, as views of it.
 
     All at once, because `unbind` makes a view in 0.4 microseconds and slicing in 2.
     stored: `(batches, rows, whole seq_len + 1)`; beside: `(batches, ...)` by name.
     """
     mask = beside.get("loss_mask")
-    parts = Views(
-        inputs=own(stored[..., :-1], context),
-        targets=own(stored[..., 1:], context),
+    (count, num_rows, width), (each, row, token) = stored.shape, stored.stride()
+    pair = stored.as_strided((count, 2, num_rows, width - 1), (each, token, row, token))
+    parts = Stored(
+        pair=own(pair, context),
         rows=stored if context.size > 1 else None,  # where documents begin shows in whole rows only
         sources=beside.get("sources"),
         loss_mask=None if mask is None else own(mask[..., 1:], context),
     )
-    columns: list[Any] = [repeat(None) if part is None else part.unbind() for part in parts]
-    return list(map(Views, *columns))
+    columns: list[Any] = [repeat(None) if part is None else part.unbind() for part in parts[:-1]]
+    arrays = parts.pair.numpy() if stored.device.type == "cpu" else repeat(None)
+    return list(map(Stored, *columns, arrays))
 
 
 def own(whole: torch.Tensor, context: Context) -> torch.Tensor:
@@ -117,16 +135,25 @@ def joined(part: torch.Tensor) -> torch.Tensor:
     return part.flatten(-2) if part.ndim > 2 else part
 
 
-def widened(stored: torch.Tensor, dtype: torch.dtype, memory: HostMemory | None = None) -> torch.Tensor:
-    """Return a new tensor of another type in host memory.
+def widened(
+    stored: npt.NDArray[Any], dtype: torch.dtype, memory: HostMemory | None = None
+) -> npt.NDArray[Any]:
+    """Return a new array of another type in host memory.
 
     NumPy copies it, on this thread: torch would wake its OpenMP threads, whose spinning takes the
     cores from the fetcher and from the model.
     """
     shape, numpy_dtype = stored.shape, _NUMPY_DTYPES[dtype]
     copy = np.empty(shape, numpy_dtype) if memory is None else memory.empty(shape, numpy_dtype)
-    np.copyto(copy, stored.numpy(), casting="unsafe")
-    return torch.from_numpy(copy)
+    copy[...] = stored
+    return copy
+
+
+class _Block(np.ndarray[Any, Any]):
+    """Memory that is lent. A type of its own: NumPy would let a part of a lent array refer to the block, and
+    not to what was lent. No `bytearray`: NumPy asks for huge pages (0.87 in place of 1.3 ms for a batch of
+    512 x 2,049).
+    """
 
 
 class HostMemory:
@@ -137,7 +164,8 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE_BLOCKS)
+        self._free: deque[_Block] = deque(maxlen=_FREE_BLOCKS)
+        self._lent: dict[int, tuple[weakref.ref[Any], _Block]] = {}
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an array; its memory is used again once neither it nor a view of it is left."""
@@ -148,10 +176,14 @@ class HostMemory:
                 break
             self._free.appendleft(block)
         else:
-            block = np.empty(num_bytes, np.uint8)
+            block = _Block(num_bytes, np.uint8)
         lent = np.ndarray(shape, dtype, block)  # an object of its own, which all views keep alive
-        weakref.finalize(lent, self._free.append, block).atexit = False
+        reference = weakref.ref(lent, self._take_back)  # half of the time of `weakref.finalize`
+        self._lent[id(reference)] = reference, block
         return lent
+
+    def _take_back(self, reference: weakref.ref[Any]) -> None:
+        self._free.append(self._lent.pop(id(reference))[1])
 
 
 class Group:
@@ -172,10 +204,10 @@ class Group:
         self.unread = deque(shifted(stored, stager.context, beside))
         self._interval: tuple[float, float] | None = None
 
-    def read_next(self, use: Callable[[Views], T]) -> T:
+    def read_next(self, use: Callable[[Stored], T]) -> T:
         """Return what `use` makes of the next batch; after an error it is still the next.
 
-        use: gets views of the batch as stored, to be read by copies that it queues on the current stream.
+        use: gets the batch as it is stored, to be read by copies that it queues on the current stream.
         """
         started = time.perf_counter() if self._timed else 0.0
         made = use(self.unread[0])
@@ -244,28 +276,30 @@ class Stager:
         """
         return Group(self, stored, beside)
 
-    def make(self, dtype: torch.dtype | None, views: Views) -> Views:
-        """Copy a batch into tensors of its own.
+    def make(self, dtype: torch.dtype | None, stored: Stored) -> Views:
+        """Copy a batch into tensors of its own, of which inputs and targets are one piece of memory.
 
         As stored on the CPU no tokens are copied, except to join two chunks: the tensors are then views of
         slot memory, valid until the next batch is asked for.
 
         dtype: of the copied tokens; None: as stored.
         """
-        as_it_is = dtype is None and self.location.type == "cpu"
+        pair, rows = stored.pair, stored.rows
+        if dtype is None and self.location.type == "cpu":
+            inputs, targets = pair.unbind()
+        else:
+            inputs, targets = self.copied_pair(stored, dtype or pair.dtype)
+            rows = None if rows is None else self.copied(rows, dtype or rows.dtype)
+        return Views(joined(inputs), joined(targets), rows, *self._beside(stored))
 
-        def made(name: str, view: torch.Tensor) -> torch.Tensor:
-            if name in BESIDE_DTYPES:
-                view = self.copied(view, BESIDE_DTYPES[name])
-            elif not as_it_is:
-                view = self.copied(view, dtype or view.dtype)
-            return joined(view)
-
-        return views.changed(made)
+    def copied_pair(self, stored: Stored, dtype: torch.dtype) -> Iterable[torch.Tensor]:
+        """Copy inputs and targets into one piece of memory."""
+        copy = map(torch.from_numpy, widened(stored.array, dtype, self._memory))  # type: ignore[arg-type]
+        return copy if self.location.type == "cpu" else (each.to(self.location) for each in copy)
 
     def copied(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Copy what is staged into a new tensor of another type."""
-        copy = widened(source, dtype, self._memory)
+        copy = torch.from_numpy(widened(source.numpy(), dtype, self._memory))
         return copy if self.location.type == "cpu" else copy.to(self.location)
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
@@ -273,15 +307,24 @@ class Stager:
         if into.device.type == "cpu":
             np.copyto(into.numpy(), source.numpy(), casting="unsafe")
         else:
-            into.copy_(widened(source, into.dtype))  # some accelerators have no unsigned types
+            into.copy_(
+                torch.from_numpy(widened(source.numpy(), into.dtype))
+            )  # some accelerators have no unsigned types
 
-    def fill(self, inputs: torch.Tensor, targets: torch.Tensor, views: Views) -> Views:
-        """Copy a batch into the caller's tensors, of any strides, whose type holds every token."""
-        pairs = {"inputs": (inputs, views.inputs), "targets": (targets, views.targets)}
+    def fill(
+        self, inputs: torch.Tensor, targets: torch.Tensor, stored: Stored, *, ignored: int | None = None
+    ) -> Views:
+        """Copy a batch into the caller's tensors, of any strides, whose type holds every token.
+
+        ignored: what the loader will put into masked targets; their type must hold it, too.
+        """
+        if ignored is not None and not holds(targets.dtype, ignored):
+            raise errors.InvalidArgument(f"targets must hold ignore_index={ignored}, got {targets.dtype}")
+        pairs = {"inputs": (inputs, stored.pair[0]), "targets": (targets, stored.pair[1])}
         for name, (tensor, view) in pairs.items():
-            stored = torch.iinfo(view.dtype)
+            span = torch.iinfo(view.dtype)
             shape = len(view), view[0].numel()
-            fits = holds(tensor.dtype, stored.min) and holds(tensor.dtype, stored.max)
+            fits = holds(tensor.dtype, span.min) and holds(tensor.dtype, span.max)
             if tensor.shape != shape or tensor.device != self.location or not fits:
                 raise errors.InvalidArgument(
                     f"{name} must be an integer tensor of shape {shape} on {self.location} that "
@@ -290,11 +333,14 @@ class Stager:
                 )
         for tensor, view in pairs.values():
             self.copy(view, tensor.view(view.shape))
-        made = views._replace(inputs=inputs, targets=targets, rows=None)
-        return made.changed(
-            lambda name, each: (
-                joined(self.copied(each, BESIDE_DTYPES[name])) if name in BESIDE_DTYPES else each
-            )
+        return Views(inputs, targets, None, *self._beside(stored))
+
+    def _beside(self, stored: Stored) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return copies of the sources and the loss mask, where they came."""
+        sources, mask = stored.sources, stored.loss_mask
+        return (
+            None if sources is None else self.copied(sources, BESIDE_DTYPES["sources"]),
+            None if mask is None else joined(self.copied(mask, BESIDE_DTYPES["loss_mask"])),
         )
 
     def measure(self) -> None:

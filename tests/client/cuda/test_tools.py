@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from contextlib import closing
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,39 +37,6 @@ def test_batches_as_the_loader_sends_them_are_measured(accelerator: Accelerator)
     assert [each["bytes"] for each in found] == [1 << 16, 1 << 16, 1 << 22, 1 << 22]
 
 
-def queue_work() -> None:
-    torch.cuda.synchronize()
-    torch.cuda._sleep(100_000_000)  # cycles: some 50 ms
-
-
-@pytest.mark.needs_cuda  # kernels of the simulated device wait
-def test_what_waits_for_the_device_and_what_does_not() -> None:
-    """docs/gpu.md names these operations; a queue of work shows which of them hold the CPU."""
-    locked = host_memory("registered", SIZE, torch.device("cuda"))
-    small = torch.ones(9, device="cuda")
-    waiting: dict[str, Callable[[], object]] = {
-        "item": lambda: small[0].item(),
-        "tolist": small.tolist,
-        "cpu": small.cpu,
-        "if": lambda: bool(small[0]),
-        "mask": lambda: small[small > 0],
-        "nonzero": small.nonzero,
-        "list": lambda: torch.tensor([1.0], device="cuda"),
-        "blocking": lambda: locked.to("cuda"),
-    }
-    free: dict[str, Callable[[], object]] = {
-        "kernel": lambda: small.add_(0),
-        "locked": lambda: locked.to("cuda", non_blocking=True),
-    }
-    for operations, waits in ((waiting, True), (free, False)):
-        for name, operation in operations.items():
-            operation()
-            queue_work()
-            began = time.perf_counter()
-            operation()
-            assert (time.perf_counter() - began > 0.02) == waits, name
-
-
 def test_a_non_blocking_copy_to_the_host_is_not_there_at_once(accelerator: Accelerator) -> None:
     there = torch.full((SIZE,), 7, dtype=torch.uint8, device=accelerator.name)
     here = torch.zeros(SIZE, dtype=torch.uint8).pin_memory()
@@ -82,11 +46,6 @@ def test_a_non_blocking_copy_to_the_host_is_not_there_at_once(accelerator: Accel
     assert not (here.numpy() == 7).any()
     accelerator.runtime.synchronize()
     assert (here.numpy() == 7).all()
-
-
-@pytest.mark.parametrize(("kind", "pinned"), [("pageable", False), ("torch-pinned", True)])
-def test_memory_is_of_the_kind_that_it_says(accelerator: Accelerator, kind: Any, pinned: bool) -> None:
-    assert host_memory(kind, 4096, torch.device(accelerator.name)).is_pinned() == pinned
 
 
 def test_registered_memory_is_sent_without_waiting_and_is_right(accelerator: Accelerator) -> None:

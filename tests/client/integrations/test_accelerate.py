@@ -117,14 +117,17 @@ def test_rows_of_ones_own_dataset_are_not_dealt_out(
 def dealt_out(url: str, folder: str, late: bool) -> str:
     from accelerate import Accelerator
 
+    from corpus_client.integrations.accelerate import AccelerateLoader
+
     accelerator = Accelerator(cpu=True)
     plain = [torch.zeros(2)] * 4
     dealt = accelerator.prepare(DataLoader(Plain(plain), batch_size=2))
     for _ in dealt:
         break  # left early, as to look at a batch
-    with CorpusLoader(url, **PLAN, device="cpu", **QUICK) as inside:
-        for _ in dealt:
-            next(inside)  # beside another DataLoader that deals out: allowed
+    inside = AccelerateLoader(accelerator, url, **PLAN, **QUICK)
+    for _ in dealt:
+        next(inside)  # beside another DataLoader that deals out: allowed, as it knows the ranks
+    inside.loader.close()
     batches = accelerator.prepare(DataLoader(OwnDataset(url, late=late), batch_size=None))
     if accelerator.process_index:  # it would wait for rank 0
         while not Path(folder, "rank-0.json").exists():

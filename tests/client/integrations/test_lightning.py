@@ -131,13 +131,6 @@ def test_a_checkpoint_of_another_place_or_plan_is_refused(
         fit(server.url, str(tmp_path), None, str(tmp_path / "changed.ckpt"), {"max_steps": NUM_STEPS}, 0)
 
 
-def test_a_state_of_the_module_is_one_of_a_loader(server: ReferenceServer, tmp_path: Path) -> None:
-    fit(server.url, str(tmp_path), 5, None, {"max_steps": NUM_STEPS}, 0)
-    with CorpusLoader(server.url, device="cpu", **PLAN) as loader:
-        loader.load_state_dict(torch.load(last(tmp_path), weights_only=True)["CorpusDataModule"])
-        assert loader.step == 5
-
-
 @pytest.mark.parametrize("kind", ["CorpusLoader", "StatefulCorpusLoader", "StatefulDataLoader"])
 def test_a_loader_whose_state_would_count_the_held_batch_is_refused(
     server: ReferenceServer, tmp_path: Path, kind: str

@@ -18,7 +18,7 @@ from tests.client.reference_server import ReferenceServer
 
 pretrain = pytest.importorskip("litgpt.pretrain", reason="litgpt is not installed here")
 
-from corpus_client.integrations.litgpt import CorpusData  # noqa: E402
+from examples.for_litgpt import CorpusData  # noqa: E402
 
 
 def fit(
@@ -112,18 +112,3 @@ def test_two_ranks_go_on_with_their_halves(
     # litgpt counts its own iterations per rank: 4 steps were 16 of them, and are 8 of each of two ranks.
     seen = on_ranks(2, tmp_path, fit, server.url, str(tmp_path), 11, 3, 2, "final")
     assert seen == [targets_of(corpus, plan, range(4, 7), 3, rank, 2) for rank in range(2)]
-
-
-def test_what_litgpt_cuts_out_is_not_copied(server: ReferenceServer) -> None:
-    """`pretrain` takes inputs and targets by these slices, and calls `.contiguous().long()` on them."""
-    data = CorpusData(url=server.url, corpus="web", val_corpus="web", global_batch_size=ROWS)
-    data.connect(batch_size=ROWS, max_seq_length=SEQ_LEN)
-    loader = data.train_dataloader()
-    batch = next(iter(loader))
-    whole = batch[:, :]
-    assert whole.shape == (ROWS, SEQ_LEN + 1)
-    for first in (0, 1):
-        cut = batch[:, first : SEQ_LEN + first]
-        assert torch.equal(cut, whole[:, first : SEQ_LEN + first])
-        assert cut.contiguous().long().data_ptr() == cut.data_ptr()
-    loader._rows.loader.close()

@@ -1,11 +1,7 @@
-"""llm.c's loader replaced: the same batches, and the same losses, also after a resume at any step.
-
-`test_llmc_script.py` does the same with llm.c's own script, where there is one.
-"""
+"""llm.c's loader replaced: the same batches, and the same losses, also after a resume at any step."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from corpus_client import errors
-from corpus_client.integrations.llmc import DistributedDataLoader
+from examples.for_llmc import DistributedDataLoader
 from tests.client.integrations.nanogpt_model import Model, copied
 from tests.client.integrations.ranks import QUICK, SEQ_LEN
 from tests.client.reference_plan import ReferenceCorpus
@@ -135,24 +130,3 @@ def test_a_resume_at_any_step_goes_on_with_the_same_losses(
         assert saved["data"]["next_step"] == save_at * ACCUMULATE
         resumed, _ = llmc(make_loader(), make_loader(), checkpoint=saved)
         assert resumed == [line for line in expected if int(line.split()[0]) >= save_at]
-
-
-def test_a_state_of_another_step_than_the_loops_is_refused(
-    make_loader: Callable[[], DistributedDataLoader],
-) -> None:
-    _, saved = llmc(make_loader(), make_loader(), save_at=4)
-    saved["step"] = 5
-    with pytest.raises(errors.StateMismatch, match="goes on at step 8, but the trainer has trained 10 steps"):
-        llmc(make_loader(), make_loader(), checkpoint=saved)
-
-
-def test_it_resumes_as_every_loader(make_loader: Callable[[], DistributedDataLoader]) -> None:
-    loader, resumed = make_loader(), make_loader()
-    *_, batch = itertools.islice(loader, 5)
-    resumed.load_state_dict(batch.state_after())
-    assert torch.equal(resumed.next_batch().inputs, loader.next_batch().inputs)
-
-
-def test_a_file_pattern_is_refused_with_what_to_give() -> None:
-    with pytest.raises(errors.InvalidArgument, match="must be http://host:port/corpus, got 'fineweb_train"):
-        DistributedDataLoader("fineweb_train_*.bin", ROWS, SEQ_LEN, 0, 1)

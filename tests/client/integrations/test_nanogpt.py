@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from corpus_client import errors
-from corpus_client.integrations.nanogpt import GetBatch
+from examples.for_nanogpt import GetBatch
 from tests.client.integrations.nanogpt_model import Model, copied
 from tests.client.integrations.ranks import PLAN, QUICK, ROWS, SEQ_LEN, on_ranks, rows_of
 from tests.client.reference_plan import ReferenceCorpus
@@ -143,15 +143,6 @@ def test_a_resume_at_any_iteration_goes_on_with_the_same_losses(
         assert later == evaluations[-len(later) :]
 
 
-def test_a_state_that_counts_the_held_batch_is_refused(make_get_batch: Callable[..., GetBatch]) -> None:
-    """As one that a loop of one's own had saved by `loader.state_dict()`."""
-    get_batch = make_get_batch()
-    _, _, saved = nanogpt(get_batch, save_at=8)
-    saved["data"]["next_step"] += 1
-    with pytest.raises(errors.StateMismatch, match=r"goes on at step 17.* trained 16 steps: .* skip 1;"):
-        nanogpt(make_get_batch(), checkpoint=saved)
-
-
 def test_evaluating_takes_no_step_from_training(make_get_batch: Callable[..., GetBatch]) -> None:
     get_batch = make_get_batch()
     first = get_batch("train")[0]
@@ -165,20 +156,6 @@ def test_evaluating_takes_no_step_from_training(make_get_batch: Callable[..., Ge
     other = make_get_batch()
     assert torch.equal(first, other("train")[0])
     assert torch.equal(second, other("train")[0])
-
-
-def test_batches_are_contiguous_and_the_plans_are_few(
-    server: ReferenceServer, make_get_batch: Callable[..., GetBatch]
-) -> None:
-    server.plans.clear()
-    get_batch = make_get_batch()
-    for _ in range(50):
-        x, y = get_batch("train")
-        assert x.shape == y.shape == (ROWS, SEQ_LEN)
-        assert x.dtype == y.dtype == torch.int64
-        assert x.is_contiguous()
-        assert y.is_contiguous()
-    assert len(server.plans) == 2
 
 
 def job(url: str, state: dict[str, Any] | None, batch_size: int, steps: int) -> list[Any]:

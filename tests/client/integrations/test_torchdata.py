@@ -51,15 +51,6 @@ def test_another_number_of_workers_goes_on(
     assert resumed.state_dict()["next_step"] == stop
 
 
-def test_a_loop_that_holds_a_batch_is_found_out(server: ReferenceServer) -> None:
-    batches = make(server.url, 0)
-    running = iter(batches)
-    for _ in range(3):
-        next(running)
-    with pytest.raises(errors.StateMismatch, match="goes on at step 3, but the trainer has trained 2 steps"):
-        make(server.url, 0).load_state_dict(batches.state_dict(), trained_steps=2)
-
-
 def test_a_step_that_is_left_out_or_comes_twice_is_an_error(
     server: ReferenceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

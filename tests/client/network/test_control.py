@@ -188,23 +188,6 @@ def test_a_description_that_lacks_something_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "shown"),
-    [
-        (b"[1]", "'[1]'"),
-        (b"null", "'null'"),
-        (b"<html>", "'<html>'"),
-        (b"", "''"),
-        (b"0123456789" * 21, f"'{'0123456789' * 20}'"),
-    ],
-    ids=["list", "null", "no JSON", "nothing", "long"],
-)
-def test_what_is_no_object_is_shown_by_its_beginning(content: bytes, shown: str) -> None:
-    with pytest.raises(errors.ResponseCorrupt) as caught:
-        ask(control.get("/v1/corpora"), content=content)
-    assert str(caught.value) == f"{URL}: /v1/corpora must be a JSON object, got {shown}"
-
-
-@pytest.mark.parametrize(
     ("question", "method", "path", "body"),
     [
         (control.get("/v1/corpora"), "GET", "/v1/corpora", b""),
@@ -264,17 +247,6 @@ def test_what_goes_wrong_on_the_way_is_named(script: list[Any], kind: type[Excep
     assert str(caught.value).startswith(f"{URL}: {message}")
 
 
-def test_nobody_at_a_unix_socket_is_told_as_such(tmp_path: Path) -> None:
-    """Whether there is no such file, or nobody listens there."""
-    path = tmp_path / "a.sock"
-    with pytest.raises(errors.ConnectionFailed, match=f"uds://{path}: FileNotFoundError: .* No such file"):
-        ask_at(f"uds://{path}", control.get("/"))
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-    with pytest.raises(errors.ConnectionFailed, match=f"uds://{path}: ConnectionRefusedError: "):
-        ask_at(f"uds://{path}", control.get("/"))
-
-
 def test_a_unix_socket_that_accepts_nobody_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
@@ -317,14 +289,6 @@ def test_places_are_those_of_the_step_and_whole(wrong: str) -> None:
     tail = bytes(8) if wrong == "checksum" else TAIL
     with pytest.raises(errors.ResponseCorrupt, match="etag" if wrong == "step" else "checksum"):
         ask(places, content=BODY + tail, headers=headers)
-
-
-@pytest.mark.parametrize("dtype", ["int8", ""])
-def test_tokens_of_an_unknown_dtype_are_refused(dtype: str) -> None:
-    headers = {"Corpus-Dtype": dtype} if dtype else {}
-    with pytest.raises(errors.ResponseCorrupt) as caught:
-        ask(control.tokens("web", 0, 16), content=BODY + TAIL, headers=headers)
-    assert str(caught.value) == f"{URL}: unknown corpus-dtype {dtype!r}"
 
 
 @pytest.mark.parametrize("wrong", ["Corpus-Shape", "Corpus-Dtype", "checksum"])

@@ -152,40 +152,6 @@ def test_a_wrong_url_is_refused_with_what_is_wrong(url: str, message: str) -> No
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(
-    ("url", "address", "name", "socket_path"),
-    [
-        ("http://data/a", None, "http://data/a", None),
-        (
-            "http://data:81/a",
-            (socket.AF_INET, ("10.0.0.7", 81)),
-            "http://data:81/a (10.0.0.7)",
-            None,
-        ),
-        (
-            "https://data",
-            (socket.AF_INET6, ("fd00::7", 443, 0, 0)),
-            "https://data (fd00::7)",
-            None,
-        ),
-        (
-            "http://10.0.0.7",
-            (socket.AF_INET, ("10.0.0.7", 80)),
-            "http://10.0.0.7",
-            None,
-        ),
-        ("uds:///a%20b", (socket.AF_UNIX, "/a b"), "uds:///a%20b", "/a b"),
-    ],
-    ids=["not looked up", "IPv4", "IPv6", "by address", "unix"],
-)
-def test_one_server_has_one_name_in_messages(
-    url: str, address: Any, name: str, socket_path: str | None
-) -> None:
-    """Of a host with several addresses it is told which one fails."""
-    found = replace(Endpoint.parse(url), address=address)
-    assert (found.name, found.socket_path) == (name, socket_path)
-
-
 @pytest.fixture
 def name_service(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str] | Exception], None]:
     """Set what the name service answers from now on."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import pickle
-import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -75,23 +73,6 @@ def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> Non
     assert str(caught.value) == message
 
 
-def test_without_options_a_request_is_tried_for_five_minutes() -> None:
-    """And verified; the documents name these values, too."""
-    assert dataclasses.asdict(Network()) | {"credentials": None} == {
-        "deadline_seconds": 300,
-        "progress_seconds": 30,
-        "in_flight": 2,
-        "verify": True,
-        "headers": {},
-        "auth": None,
-        "ca_file": None,
-        "cert_file": None,
-        "key_file": None,
-        "credentials": None,
-    }
-    assert Network().credentials.header() is None
-
-
 @pytest.mark.parametrize(
     ("deadline", "attempt", "connect"), [(300, 75, 10), (40, 10, 10), (20, 5, 5), (0.4, 0.1, 0.1)]
 )
@@ -100,23 +81,6 @@ def test_an_attempt_takes_a_quarter_of_the_deadline_and_connecting_ten_seconds(
 ) -> None:
     network = Network(deadline_seconds=deadline)
     assert (network.attempt_seconds, network.connect_seconds) == (attempt, connect)
-
-
-@pytest.mark.parametrize("content", ["nonsense", None])
-@pytest.mark.parametrize("names", [["ca_file"], ["cert_file"], ["cert_file", "key_file"]])
-def test_files_that_are_no_certificates_are_refused(
-    names: list[str], content: str | None, tmp_path: Path
-) -> None:
-    """Or that are not there."""
-    files: dict[str, Any] = {name: tmp_path / name for name in names}
-    for path in files.values() if content else []:
-        path.write_text(content)
-    message = (
-        f"ca_file, cert_file and key_file must be PEM files, got {', '.join(map(str, files.values()))}: "
-    )
-    with pytest.raises(errors.InvalidArgument, match=re.escape(message)):
-        Endpoint.parse("https://data", Network(**files))
-    assert Endpoint.parse("http://data", Network(**files)).tls is None, "not needed there"
 
 
 def test_options_travel_to_worker_processes(tmp_path: Path) -> None:

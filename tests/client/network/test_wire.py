@@ -158,17 +158,6 @@ def test_a_head_is_a_status_and_headers(head: bytes, status: int, headers: dict[
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["HTTP/2 200 OK", "HTTP/1.1 100 Continue", "HTTP/1.1 600 X", "HTTP/1.1 2000", " HTTP/1.1 200", "x" * 50],
-)
-def test_a_head_that_is_none_is_shown_by_its_beginning(line: str) -> None:
-    head = f"{line}\r\nA: {'b' * 50}\r\n\r\n".encode()
-    message = f"must begin with the status line of HTTP/1.1, got {head[:40]!r}"
-    with pytest.raises(errors.ResponseCorrupt, match=re.escape(message)):
-        wire.read_head(head)
-
-
-@pytest.mark.parametrize(
     ("timing", "seconds"),
     [
         (None, 0.0),
@@ -218,68 +207,6 @@ def test_foreign_responses_are_errors_too(kind: str | None, body: bytes) -> None
     assert type(error) is errors.ServerError
     assert str(error) == f"HTTP 502: {body.decode('utf-8', 'replace')!r}"
     assert error.passing
-
-
-def test_the_whole_problem_is_in_the_error() -> None:
-    """What it leaves out is None, and not the word."""
-    kind = {"content-type": " Application/Problem+JSON ; charset=utf-8"}
-    error = wire.error_from_response(400, {**kind, "x-request-id": "ab"}, b'{"detail": "no"}')
-    assert vars(error) == {
-        "detail": "no",
-        "status": 400,
-        "kind": "",
-        "parameter": None,
-        "received": None,
-        "accepted": None,
-        "remedy": None,
-        "retry_after_seconds": None,
-        "request_id": "ab",
-    }
-    problem = b'{"type": "x", "detail": "no", "request_id": 7, "remedy": 1, "accepted": 2, "parameter": 3}'
-    error = wire.error_from_response(400, {**kind, "x-request-id": "ab", "retry-after": "0"}, problem)
-    assert vars(error) == {
-        "detail": "no",
-        "status": 400,
-        "kind": "x",
-        "parameter": "3",
-        "received": None,
-        "accepted": "2",
-        "remedy": "1",
-        "retry_after_seconds": 0.0,
-        "request_id": "7",
-    }
-
-
-@pytest.mark.parametrize(
-    ("kind", "body", "message"),
-    [
-        ("text/plain", b"", "HTTP 400: no explanation"),
-        ("text/plain", b" \n", "HTTP 400: no explanation"),
-        ("text/plain", b'{"detail": "no"}', """HTTP 400: '{"detail": "no"}'"""),
-        ("text/plain", b"0123456789" * 21, f"HTTP 400: '{'0123456789' * 20}'"),
-        (wire.PROBLEM_TYPE, b'{"title": "Bad", "type": "x"}', "HTTP 400: Bad"),
-        (wire.PROBLEM_TYPE, b'{"title": "Bad", "detail": "no"}', "no"),
-    ],
-    ids=["nothing", "blank", "no problem", "long", "title", "detail"],
-)
-def test_an_error_says_what_the_response_tells(kind: str, body: bytes, message: str) -> None:
-    assert str(wire.error_from_response(400, {"content-type": kind}, body)) == message
-
-
-@pytest.mark.parametrize(
-    ("status", "denied"), [(400, False), (401, True), (402, False), (403, True), (404, False)]
-)
-def test_a_proxy_may_deny_access_in_words_of_its_own(status: int, denied: bool) -> None:
-    error = wire.error_from_response(status, {"content-type": "text/html"}, b"<h1>Go away</h1>")
-    assert isinstance(error, errors.AccessDenied) is denied
-    remedy = f" ({wire.ACCESS_REMEDY})" if denied else ""
-    assert str(error) == f"HTTP {status}: '<h1>Go away</h1>'{remedy}"
-
-
-def test_a_server_that_denies_access_may_name_a_remedy_of_its_own() -> None:
-    problem = b'{"type": "unknown-plan", "detail": "expired", "remedy": "ask for another"}'
-    error = wire.error_from_response(401, {"content-type": wire.PROBLEM_TYPE}, problem)
-    assert (type(error), str(error)) == (errors.AccessDenied, "HTTP 401: expired (ask for another)")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from corpus_client import CorpusLoader
 from corpus_client.observe.attribution import FetchSeconds, LoaderStats, Phase, WaitSeconds
 from corpus_client.observe.recorder import Recorder
-from corpus_client.staging import pinning
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.slots import Slot, SlotSizes
 from corpus_client.staging.stager import Stager
@@ -141,20 +140,3 @@ def test_waiting_for_a_busy_server_is_a_retry(make_loader: MakeLoader, server: R
     next(loader)
     assert loader.stats().wait.cause == "retry"
     assert loader.stats().num_retries >= 1
-
-
-def test_slots_are_allocated_once(make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Going back, and going on after an error, need no new memory; another batch size does."""
-    allocated: list[int] = []
-    pageable = pinning.pageable
-    monkeypatch.setattr(pinning, "pageable", lambda size: allocated.append(size) or pageable(size))
-    loader = make_loader()
-    for _ in range(3):
-        assert next(loader).step == 0
-        next(loader)
-        loader.seek(0)
-    next(loader)
-    assert len(allocated) == 1
-    loader.extend({"mixture": {"web": 1.0}, "global_batch_size": 24})
-    next(loader)
-    assert len(allocated) == 2

@@ -9,34 +9,9 @@ import pytest
 
 from corpus_client import CorpusLoader
 from corpus_client.observe import progress
-from corpus_client.observe.attribution import LoaderStats, WaitSeconds
+from corpus_client.observe.attribution import LoaderStats
 
 MakeLoader = Callable[..., CorpusLoader]
-
-
-@pytest.mark.parametrize(
-    ("stats", "line"),
-    [
-        (LoaderStats(), "0.0 M tokens/s, 0% waiting, 0/0 slots ready"),
-        (
-            LoaderStats(
-                num_tokens=30_000_000,
-                seconds=2,
-                wait_seconds=0.5,
-                wait=WaitSeconds(server=0.4, network=0.1),
-                ready_slots=3,
-                num_slots=4,
-            ),
-            "15.0 M tokens/s, 25% waiting (server), 3/4 slots ready",
-        ),
-        (
-            LoaderStats(num_tokens=2_000_000, seconds=2, wait_seconds=0.001, wait=WaitSeconds(host=0.001)),
-            "1.0 M tokens/s, 0% waiting, 0/0 slots ready",
-        ),
-    ],
-)
-def test_line(stats: LoaderStats, line: str) -> None:
-    assert progress.line(stats) == line
 
 
 def test_every_batch_is_counted_once_also_after_a_break(

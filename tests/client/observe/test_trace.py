@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from corpus_client import CorpusLoader, errors
 
@@ -105,44 +102,3 @@ def test_trace_without_steps_says_how_to_get_them(make_loader: MakeLoader, tmp_p
     with pytest.raises(errors.InvalidArgument, match=r"pass staging=Staging\(trace_steps=200\)"):
         loader.trace(tmp_path / "trace.json")
     assert loader.stats().transfer_seconds == 0.0
-
-
-def test_nvtx_needs_cuda(make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(errors.InvalidArgument, match="nvtx=True needs a CUDA device"):
-        make_loader(nvtx=True)
-
-
-class Ranges:
-    """Stands for `torch.cuda.nvtx`: checks that ranges nest, and notes them by thread."""
-
-    def __init__(self) -> None:
-        self.open: dict[str, list[str]] = {}
-        self.seen: dict[str, set[tuple[str, ...]]] = {}
-
-    @contextlib.contextmanager
-    def range(self, msg: str) -> Iterator[None]:
-        self.range_push(msg)
-        yield
-        self.range_pop()
-
-    def range_push(self, msg: str) -> None:
-        thread = threading.current_thread().name
-        stack = self.open.setdefault(thread, [])
-        stack.append(msg)
-        self.seen.setdefault(thread, set()).add(tuple(stack))
-
-    def range_pop(self) -> None:
-        self.open[threading.current_thread().name].pop()
-
-
-def test_nvtx_ranges_nest_in_each_thread(make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranges = Ranges()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "nvtx", ranges)
-    list(make_loader(nvtx=True, num_steps=30))
-    assert ranges.seen == {
-        "corpus-fetcher": {("fetch",), ("fetch", "receive")},
-        "MainThread": {("wait",), ("wait", "transfer")},
-    }
-    assert set(map(tuple, ranges.open.values())) == {()}

@@ -13,24 +13,6 @@ from tests.client.staging.counting import (
     batches_of,
 )
 
-
-@pytest.mark.parametrize(
-    ("end_step", "requests"),
-    [
-        (5, []),
-        (6, [(5, 1)]),
-        (13, [(5, 1), (6, 2), (8, 4), (12, 1)]),
-        (20, [(5, 1), (6, 2), (8, 4), (12, 4), (16, 4)]),
-    ],
-)
-def test_first_requests_are_small_and_the_last_ends_at_the_end(
-    end_step: int, requests: list[tuple[int, int]], make_pipeline: MakePipeline
-) -> None:
-    steps = replace(STEPS, end_step=end_step)
-    assert list(steps.pieces(steps.slot_bytes)) == [(*request, (2, 3)) for request in requests]
-    assert [batch.step for batch in batches_of(make_pipeline(steps=steps))] == list(range(5, end_step))
-
-
 STEP_RANGES = tuple(
     StepRange(start_step=start, stop_step=stop, shape=shape)
     for start, stop, shape in [(0, 8, (2, 3)), (8, 19, (1, 3)), (19, 20, (1, 6)), (20, None, (1, 3))]

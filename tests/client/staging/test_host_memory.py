@@ -12,7 +12,7 @@ from corpus_client.staging.stager import HostMemory, widened
 
 
 def zeros(memory: HostMemory, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    return widened(torch.zeros(shape, dtype=torch.int32), dtype, memory)
+    return torch.from_numpy(widened(np.zeros(shape, np.int32), dtype, memory))
 
 
 def test_memory_that_nobody_holds_is_used_again() -> None:
@@ -46,6 +46,17 @@ def test_memory_of_which_a_view_is_left_is_not(hold: Callable[[torch.Tensor], ob
     assert zeros(memory, 3, 4).data_ptr() == address
 
 
+def test_a_part_of_an_array_keeps_all_of_it() -> None:
+    memory = HostMemory()
+    array = widened(np.zeros((2, 3, 4), np.int32), torch.int64, memory)
+    address, first = array.ctypes.data, torch.from_numpy(array[0])
+    del array
+    other = zeros(memory, 2, 3, 4)
+    assert other.data_ptr() != address
+    del first
+    assert zeros(memory, 2, 3, 4).data_ptr() == address
+
+
 def test_little_is_kept() -> None:
     memory = HostMemory()
     held = [zeros(memory, 3, 4) for _ in range(100)]
@@ -53,4 +64,4 @@ def test_little_is_kept() -> None:
     assert len(memory._free) == 8  # of two batches
     for _ in range(2):  # another size does not push out what the next batch needs
         zeros(memory, 3, 5)
-    assert [each.nbytes for each in memory._free].count(96) == 7
+    assert [len(each) for each in memory._free].count(96) == 7

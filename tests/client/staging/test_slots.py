@@ -65,14 +65,6 @@ def test_slots_are_as_many_and_as_large_as_fit(
     assert size == SlotSizes(num_slots=num_slots, steps_per_slot=steps, batch_bytes=batch_bytes)
 
 
-def test_too_small_a_budget_names_the_batch() -> None:
-    with pytest.raises(errors.InvalidArgument) as caught:
-        choose_slot_sizes(batch_bytes=1_000_000, prefetch_bytes=2_007_039, in_flight=2)
-    assert str(caught.value).startswith(
-        "prefetch_bytes must hold two batches of 1,000,000 bytes in whole pages, 2,007,040 in all, got"
-    )
-
-
 def test_batches_of_a_slot_are_views_in_order() -> None:
     size = SlotSizes(num_slots=3, steps_per_slot=2, batch_bytes=2 * 3 * 2)
     slots = new_slots(size)

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmarks.__main__ import find_axes
-from scripts.benchmarks.axes import cold, latency, paced, peers, scaling, throughput
-from scripts.benchmarks.contest import NOW, PLAIN, QUICK_SHAPES, UNCHECKED
-from scripts.benchmarks.peers.bare import SENDINGS
+from scripts.benchmarks.axes import cold, latency, paced, peers, scaling
+from scripts.benchmarks.contest import NOW, UNCHECKED
 from scripts.benchmarks.report import Options, Report, Run
 from tests.corpora import write_raw
 from tests.docker.proxy import NGINX
@@ -69,22 +68,6 @@ def test_an_axis_runs_and_can_be_shown(name: str, options: Options) -> None:
 
 
 @every_axis
-def test_throughput_takes_the_strongest_limit_of_each_round(options: Options) -> None:
-    """Over TLS, with the same server without it beside."""
-    report = throughput.measure(replace(options, tls=True))
-    contenders = check_whole(report, "throughput")
-    assert {NOW, PLAIN, f"{NOW} / {PLAIN}"} <= contenders
-    for shape in QUICK_SHAPES:
-        its = report.data[str(shape)]
-        limits = [name for name in its["contenders"] if name.startswith("bare")]
-        assert len(limits) == 2 * len(SENDINGS)
-        (winner,) = its["limit"]
-        assert its["contenders"][throughput.LIMIT] == its["contenders"][winner]
-        speeds = [its["contenders"][name]["million_tokens_per_second"]["median"] for name in limits]
-        assert its["contenders"][winner]["million_tokens_per_second"]["median"] == max(speeds)
-
-
-@every_axis
 @pytest.mark.parametrize("part", cold.PARTS)
 def test_data_of_the_cold_axis_come_from_the_disk(part: str, options: Options, tmp_path: Path) -> None:
     drop(write_raw(tmp_path / "probe", range(5000)))  # skips where pages cannot be dropped
@@ -96,8 +79,3 @@ def test_data_of_the_cold_axis_come_from_the_disk(part: str, options: Options, t
         assert all(each[cold.FROM_DISK]["lowest"] >= 1 for each in its)
     else:
         assert cold.BOUNDED in contenders
-
-
-def test_a_part_that_does_not_exist_is_refused(options: Options) -> None:
-    with pytest.raises(SystemExit, match=r"--only must be of windows, bounded, got magic"):
-        cold.measure(replace(options, only=("magic",)))

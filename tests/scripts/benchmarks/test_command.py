@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import psutil
 import pytest
 
 from scripts.benchmarks import __main__ as command
-from scripts.benchmarks.report import Options, Report, Run, Table, Target
+from scripts.benchmarks.report import Options, Report, Table, Target
 from scripts.benchmarks.servers import spawn_peer
 from scripts.processes import ServerFailed, running
 
@@ -44,33 +43,6 @@ class Axis:
         return REPORT
 
 
-@pytest.fixture
-def run() -> Run:
-    return Run(
-        title="scripts/bench, 2026-01-02",
-        command="scripts/bench --save",
-        machine={"cpu": "2 x some"},
-        reports={"one": REPORT, "two": REPORT},
-        failures={"three": "RuntimeError: broken"},
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["speed"], "AXIS must be of .*throughput.*, got speed"),
-        (["build", "--rounds", "0"], "rounds must be at least 1"),
-        (["build", "--seconds", "0"], "seconds above 0"),
-    ],
-)
-def test_a_wrong_command_line_is_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        command.main(arguments)
-    assert re.search(message, capsys.readouterr().err)
-
-
 def await_end(processes: Sequence[psutil.Process]) -> None:
     """Killed processes take a moment to go; some machines keep them as zombies."""
     for process in processes:
@@ -87,38 +59,6 @@ def test_an_axis_that_fails_does_not_take_the_others_along(
     assert reports == {"good": REPORT}
     assert failures == {"bad": f"{type(error).__name__}: {error}"}
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_a_run_is_shown_with_its_tables_targets_and_failures(run: Run) -> None:
-    text = run.to_markdown()
-    for line in (
-        "    scripts/bench --save",
-        "- cpu: 2 x some",
-        "## one",
-        "## two",
-        "A note.",
-        "| a | b |",
-        "| x\\|y | [red]2 |",
-        "| fast | 2 | at least 1 | yes |",
-        "| small | 2 ms | at most 1 ms | NO |",
-        "It failed: RuntimeError: broken",
-    ):
-        assert line in text.splitlines()
-
-
-def test_a_page_takes_the_place_of_that_of_an_earlier_day(run: Run, tmp_path: Path) -> None:
-    for name in ("2026-01-01-bench-one.md", "2026-01-01-bench-three.md"):
-        (tmp_path / name).touch()
-    written = command.save(run, tmp_path)
-    left = {path.name for path in tmp_path.glob("*")}
-    assert left == {"2026-01-01-bench-three.md", *(path.name for path in written)}
-
-
-def test_json_holds_the_data_and_the_targets(run: Run) -> None:
-    found = json.loads(run.to_json())
-    assert found["axes"]["one"]["data"] == {"response": 42}
-    assert [target["met"] for target in found["axes"]["one"]["targets"]] == [True, False]
-    assert found["failures"] == {"three": "RuntimeError: broken"}
 
 
 def test_the_command_prints_what_the_chosen_axes_measured(

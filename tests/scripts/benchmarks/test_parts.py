@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,43 +10,17 @@ import torch
 
 from scripts.benchmarks import corpus, disk
 from scripts.benchmarks.axes import paced
-from scripts.benchmarks.clients import Job, connected
+from scripts.benchmarks.clients import Job
 from scripts.benchmarks.contender import Shape, check, windows_of
-from scripts.benchmarks.measure import P50, SPEED, Rounds, measure_once
+from scripts.benchmarks.measure import SPEED, measure_once
 from scripts.benchmarks.peers.bare import MAX_SLICES, SENDINGS, Bare, Sending
-from scripts.benchmarks.servers import checked_out, spawn_peer
-from scripts.processes import ROOT
+from scripts.benchmarks.servers import spawn_peer
 from tests.corpora import some_tokens, write_raw
-from tests.pages import drop, resident_of
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return corpus.make(tmp_path_factory.mktemp("corpus"), 10**6)
-
-
-def test_ratios_are_taken_round_by_round() -> None:
-    """Of medians alone it would be 2 / 4."""
-    rounds = Rounds("some")
-    for of, to in ((1, 4), (2, 1), (8, 16)):
-        rounds.add("a", {SPEED: of, P50: 1})
-        rounds.add("b", {SPEED: to})
-    assert rounds.ratio("a", "b", SPEED) == {"median": 0.5, "lowest": 0.25, "highest": 2.0}
-    assert rounds.spread("a", SPEED) == {"median": 2, "lowest": 1, "highest": 8}
-    assert rounds.table().rows[0][:2] == ["a", "2 (1 - 8)"]
-    assert rounds.ratio_table([("a", "b")]).rows == [["a / b", "0.50 (0.25 - 2.00)", "", "", ""]]
-    target = rounds.target("a", SPEED, "at least", 0.4, to="b")
-    assert target.met
-    assert target.figure == "some: a / b, M tokens/s"
-
-
-def test_the_strongest_is_chosen_anew_in_every_round() -> None:
-    rounds = Rounds("some")
-    for first, second in ((1, 2), (4, 3), (1, 5)):
-        rounds.add("first", {SPEED: first, P50: first})
-        rounds.add("second", {SPEED: second, P50: second})
-    assert rounds.add_strongest("strongest", ["first", "second"]) == {"second": 2, "first": 1}
-    assert rounds.values["strongest"] == {SPEED: [2, 4, 5], P50: [2, 4, 5]}
 
 
 class Shifted:
@@ -113,18 +86,6 @@ def test_connections_of_a_bare_server_do_not_share_buffers(path: Path, sending: 
         busy.close()
 
 
-def test_a_file_that_stays_in_memory_is_refused(tmp_path: Path) -> None:
-    """As is one that somebody has mapped and touched."""
-    path = corpus.make(tmp_path, 10**6)
-    drop(path)  # skips where pages cannot be dropped
-    disk.drop(path)
-    assert not resident_of(path).any()
-    touched = np.memmap(path, np.uint16, "r")
-    assert touched.sum()
-    with pytest.raises(RuntimeError, match=r"100% of .* stay in memory; end the processes that map it"):
-        disk.drop(path)
-
-
 @pytest.mark.parametrize("depth", [1, 7])
 def test_threads_read_every_window_once(path: Path, depth: int) -> None:
     offsets = np.arange(0, 10**6, 5000)
@@ -139,28 +100,3 @@ def test_a_worker_with_other_tokens_is_refused(tmp_path: Path) -> None:
     job = Job(kind="paced", at="", rows=2, length=9, world_size=2, num_batches=3)
     with pytest.raises(RuntimeError, match="worker 1 must end with the windows of step 3"):
         paced.check_last([{"rank": 1, "last": (3, digest)}], job, path)
-
-
-def test_clients_that_cannot_start_fail_the_axis(capfd: pytest.CaptureFixture[str]) -> None:
-    """What they wrote is shown."""
-    job = Job(kind="paced", at="nowhere", rows=2, length=9, ranks=[0], offsets=[0.0])
-    with pytest.raises(RuntimeError, match="a client of the bench ended with 1"), connected([job]):
-        pytest.fail("it never was ready")
-    assert "url must be" in capfd.readouterr().err
-
-
-def known(commit: str) -> bool:
-    """Whether this is a git checkout that holds a commit."""
-    command = ["git", "cat-file", "-e", f"{commit}^{{commit}}"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not known("HEAD"), reason="this is no git checkout")
-def test_another_commit_is_checked_out_and_removed() -> None:
-    with checked_out("HEAD") as tree:
-        assert (tree / "corpus_server" / "settings.py").exists()
-    assert not tree.exists()
-    listed = subprocess.run(["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert str(tree) not in listed.stdout
-    with pytest.raises(SystemExit, match=r"git worktree add .* failed: "), checked_out("0" * 40):
-        pytest.fail("there is no such commit")

@@ -17,6 +17,7 @@ from corpus_server.tools.building.inputs import find_inputs
 from corpus_server.tools.building.job import BuildOptions, Part
 from corpus_server.tools.building.part import PartResult, build_part, part_path
 from corpus_server.tools.building.sources import plan_parts
+from tests.server.tools.building.built import tokens_of
 from tests.server.tools.building.sources import build_here, content, write_jsonl, write_parquet
 from tests.server.tools.building.vocabularies import (
     EOT,
@@ -261,3 +262,23 @@ def test_the_end_of_text_is_the_special_token_and_a_file_that_disagrees_is_named
         arguments = (*arguments[:-1], tmp_path / "confirmed")
         assert run_here(*arguments, "--eot", made.token_to_id(eot)).stderr == ""
     assert "tokenizer_config.json" not in content(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("size", "added", "dtype"),
+    [(65_535, 0, "uint16"), (65_536, 0, "uint16"), (65_537, 0, "uint32"), (65_536, 1, "uint32")],
+)
+def test_the_largest_id_of_a_vocabulary_fits_its_tokens(
+    tmp_path: Path, size: int, added: int, dtype: str
+) -> None:
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<|endoftext|>"] * added)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    source = write_jsonl(tmp_path / "a.jsonl", [f"w{size - 1} w1"])
+    eot = size if added else 2
+    (built,) = build_here(
+        [source], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), eot=None if added else 2
+    ).values()
+    assert built.dtype == dtype
+    assert tokens_of(tmp_path / "out").tolist() == [size - 1, 1, eot]

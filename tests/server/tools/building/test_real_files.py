@@ -101,6 +101,40 @@ def test_lines_of_json(
         assert read(path) == expected
 
 
+SKIPPABLE = b"\x50\x2a\x4d\x18" + (8).to_bytes(4, "little") + b"12345678"  # a frame that holds no data
+A, B = b'{"text":"a"}\n', b'{"text":"b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("suffix", "data"),
+    [
+        (".gz", gzip.compress(A) + gzip.compress(B) + gzip.compress(b"")),
+        (".gz", gzip.compress(A + B[:5]) + gzip.compress(B[5:])),  # a line in two members
+        (".gz", gzip.compress(A + B) + bytes(512)),  # padding of tapes
+        (".zst", zstandard.compress(A) + zstandard.compress(B)),
+        (".zst", SKIPPABLE + zstandard.compress(A) + SKIPPABLE + zstandard.compress(B) + SKIPPABLE),
+        (".zst", zstandard.compress(b"") + zstandard.compress(A + B)),
+    ],
+)
+def test_compressed_files_of_several_members(tmp_path: Path, suffix: str, data: bytes) -> None:
+    assert read(write(tmp_path / f"a.jsonl{suffix}", data)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("data", [A, gzip.compress(A) + b"garbage!"])
+def test_what_is_no_gzip_is_no_text(tmp_path: Path, data: bytes) -> None:
+    path = write(tmp_path / "a.jsonl.gz", data)
+    with pytest.raises(UnreadableCorpus, match="Not a gzipped file"):
+        read(path)
+
+
+def test_empty_files_among_sources_hold_no_documents(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "x.parquet")
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "y.parquet")
+    write(tmp_path / "z.jsonl", b"")
+    write(tmp_path / "zz.jsonl", B)
+    assert read(tmp_path) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -185,7 +185,11 @@ def test_a_corpus_with_its_own_index_or_none_yet(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[list[dict[str, Any]] | bytes, list[str], str]] = {
     "too few": (ROWS[1:], [], "the table has 39 rows, the corpus 40 documents"),
-    "too many": ([*ROWS, ROWS[0]], [], "the table has more than 40 rows, the corpus 40 documents"),
+    "too many": (
+        [*ROWS, ROWS[0]],
+        [],
+        "more than 40 rows, the corpus 40 documents (attach a table with one row for each document; those wi",
+    ),
     "no row": (b"", [], "the table has 0 rows, the corpus 40 documents"),
     "too few by key": (ROWS[1:], ["--key", "id"], "has 39 rows"),
     "too many by key": ([*ROWS, ROWS[0]], ["--key", "id"], "has more than 40 rows"),

@@ -1,7 +1,9 @@
 """llm.c's `train_gpt2.py`: its `DistributedDataLoader`, in the same order, from a server.
 
-from corpus_client.integrations.llmc import DistributedDataLoader     # instead of the class in the script
-python train_gpt2.py --input_bin http://data:8000/fineweb ...
+Copy this file beside the script:
+
+    from for_llmc import DistributedDataLoader     # instead of the class in the script
+    python train_gpt2.py --input_bin http://data:8000/fineweb ...
 """
 
 from __future__ import annotations
@@ -9,14 +11,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote
 
-from corpus_client import errors
-from corpus_client.batch import Batch
-from corpus_client.integrations.feed import masked_targets
-from corpus_client.loader import CorpusLoader
-from corpus_client.plan.world import Placement
-
-IGNORED = -1
-"""Targets that llm.c's loss leaves out."""
+from corpus_client import Batch, CorpusLoader, Placement
 
 
 class DistributedDataLoader(CorpusLoader):
@@ -30,10 +25,7 @@ class DistributedDataLoader(CorpusLoader):
     The script fetches each batch where it trains on it: `state_dict()`, called at the head of its loop, is
     the state to save.
 
-    Args:
-        filename_pattern: `http://host:port/corpus`.
-        B, T: rows of a rank, tokens of a row.
-        options: of `CorpusLoader`.
+    filename_pattern: `http://host:port/corpus`; B, T: rows of a rank, tokens of a row.
     """
 
     def __init__(
@@ -47,24 +39,17 @@ class DistributedDataLoader(CorpusLoader):
     ) -> None:
         url, _, name = filename_pattern.rstrip("/").rpartition("/")
         if "://" not in url:
-            raise errors.InvalidArgument(
-                f"filename_pattern must be http://host:port/corpus, got {filename_pattern!r}"
-            )
-        defaults = {"order": "sequential", "device": "cpu"}  # the script moves batches itself
-        super().__init__(
-            url,
-            corpus=unquote(name),
-            seq_len=T,
-            global_batch_size=B * num_processes,
-            placement=Placement(rank=process_rank, world_size=num_processes),
-            **{**defaults, **options},
-        )
+            raise ValueError(f"filename_pattern must be http://host:port/corpus, got {filename_pattern!r}")
+        place = Placement(rank=process_rank, world_size=num_processes)
+        plan: dict[str, Any] = {"corpus": unquote(name), "seq_len": T, "global_batch_size": B * num_processes}
+        defaults: dict[str, Any] = {"order": "sequential", "device": "cpu"}  # the script moves batches itself
+        super().__init__(url, **plan, placement=place, **{**defaults, **options})
 
     def next_batch(self) -> Batch:
         """Return the next step's batch: `x, y = loader.next_batch()`, `(B, T) int64` each."""
         batch = next(self)
-        if batch.corpus_mask is not None:
-            batch[1] = masked_targets(batch, IGNORED)
+        if batch.corpus_mask is not None:  # the script's loss leaves -1 out
+            batch[1] = batch.targets.masked_fill(~batch.corpus_mask, -1)
         return batch
 
     def reset(self) -> None:

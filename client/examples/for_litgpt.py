@@ -1,7 +1,7 @@
-"""litgpt: a data module for `litgpt pretrain`.
+"""litgpt: a data module for `litgpt pretrain`. Copy this file to where you start it, with `PYTHONPATH=.`.
 
     data:
-      class_path: corpus_client.integrations.litgpt.CorpusData
+      class_path: for_litgpt.CorpusData
       init_args: {url: http://data:8000, corpus: web, val_corpus: held-out, global_batch_size: 512}
 
 The lines are those of its configuration file.
@@ -19,12 +19,7 @@ import torch
 from litgpt.data import DataModule
 from torch.utils.data import DataLoader, IterableDataset
 
-from corpus_client.batch import Batch
-from corpus_client.integrations.feed import masked_targets
-from corpus_client.loader import CorpusLoader
-
-IGNORED = -100
-"""Targets that litgpt's loss leaves out."""
+from corpus_client import Batch, CorpusLoader
 
 
 @dataclass
@@ -86,7 +81,8 @@ class _MicroBatch:
         if key == (slice(None), slice(0, seq_len)):
             return self._batch.inputs
         if key == (slice(None), slice(1, seq_len + 1)):
-            return masked_targets(self._batch, IGNORED)
+            mask = self._batch.corpus_mask  # litgpt's loss leaves -100 out
+            return self._batch.targets if mask is None else self._batch.targets.masked_fill(~mask, -100)
         return self._batch.tokens[key]
 
     def to(self, device: torch.device, **_: Any) -> _MicroBatch:

@@ -1,5 +1,6 @@
-"""nanoGPT: its `get_batch(split)`, from a plan.
+"""nanoGPT: its `get_batch(split)`, from a plan. Copy this file beside `train.py`:
 
+from for_nanogpt import GetBatch
 get_batch = GetBatch(url, {"train": "owt-train", "val": "owt-val"}, batch_size, block_size, device=device)
 get_batch.load_state_dict(checkpoint["data"])     # with init_from = "resume"
 checkpoint["data"] = get_batch.state_dict()       # where train.py saves
@@ -12,12 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from corpus_client.integrations.feed import masked_targets
-from corpus_client.loader import CorpusLoader
-from corpus_client.plan.world import Placement
-
-IGNORED = -1
-"""Targets that nanoGPT's loss leaves out."""
+from corpus_client import CorpusLoader, Placement
 
 
 class GetBatch:
@@ -83,7 +79,9 @@ class GetBatch:
                     loader.seek(0)
             self._evaluating = True
             batch = next(self._evaluated[split])
-        return batch.inputs, masked_targets(batch, IGNORED)
+        if batch.corpus_mask is None:
+            return batch.inputs, batch.targets
+        return batch.inputs, batch.targets.masked_fill(~batch.corpus_mask, -1)  # nanoGPT's loss leaves -1 out
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a run whose next batch is the one that the loop holds."""
