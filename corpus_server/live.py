@@ -196,6 +196,9 @@ class Rank:
     seen_unix_seconds: float
     """When it asked for that."""
     steps_per_second: float
+    """Steps that were sent: with prefetching more than are trained, until the loader has enough."""
+    trained_steps_per_second: float | None
+    """Steps that its loader yielded; null if it does not say."""
     waiting_share: float
     """Of the time: the server was making a response that the rank had asked for."""
     sending_share: float
@@ -232,6 +235,8 @@ class Live:
     interval_seconds: float
     num_workers: int
     samples: Samples
+    averages: dict[str, float]
+    """By the columns of `samples` that are per second: averages in which 30 s count most, as in `corpora`."""
     charts: list[Chart]
     """What the page draws of `samples`."""
     refusals: dict[str, int]
@@ -320,6 +325,7 @@ def next_state(before: Any, numbers: Numbers, now: float) -> State:
         interval_seconds=SAMPLE_SECONDS,
         num_workers=int(change.now(WORKERS)),
         samples=samples,
+        averages=_averages(change, average),
         charts=CHARTS,
         refusals={kind: int(n) for (kind,), (n,) in numbers[REFUSALS.name].items() if n},
         corpus_columns=CORPUS_COLUMNS,
@@ -366,6 +372,14 @@ def quantile(counts: Sequence[float], share: float) -> float | None:
     return low
 
 
+def _averages(change: Change, average: Callable[[str, float], float]) -> dict[str, float]:
+    rates = (each for each in COLUMNS if each.name.endswith("_per_second"))
+    return {
+        each.name: average(each.name, (each.value(change) or 0.0) * change.seconds if change.before else 0.0)
+        for each in rates
+    }
+
+
 def _corpora(change: Change, average: Callable[[str, float], float]) -> list[Corpus]:
     values_of: dict[str, dict[str, float]] = {}
     for metric, place in _by_corpus:
@@ -391,6 +405,7 @@ def _plans(change: Change, now: float, average: Callable[[str, float], float]) -
             average(f"{k} {' '.join(key)}", b - a)
             for k, (a, b) in enumerate(zip(last[3:], numbers[3:], strict=True))
         )
+        trained = average(f"trained {' '.join(key)}", numbers[2] - last[2] if last[2] >= 0 else 0.0)
         run, plan, world_size, rank = key
         runs.setdefault(run, {}).setdefault(plan, []).append(
             Rank(
@@ -400,6 +415,7 @@ def _plans(change: Change, now: float, average: Callable[[str, float], float]) -
                 trained_step=int(numbers[2]) if numbers[2] >= 0 else None,
                 seen_unix_seconds=numbers[0],
                 steps_per_second=speed,
+                trained_steps_per_second=trained if numbers[2] >= 0 else None,
                 # Several connections of one rank may wait at the same time.
                 waiting_share=min(1.0, waiting),
                 sending_share=min(1.0, sending),

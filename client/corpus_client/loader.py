@@ -23,6 +23,7 @@ from corpus_client.observe.recorder import Recorder, write_trace
 from corpus_client.plan import receipts
 from corpus_client.plan.document import (
     MAX_STEP,
+    CorpusArgument,
     OrderArgument,
     PlanArgument,
     given_stage,
@@ -92,7 +93,7 @@ class CorpusLoader(PlanLoader[Batch]):
         self,
         urls: Servers,
         *,
-        corpus: str | None = None,
+        corpus: CorpusArgument | None = None,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
         seed: int = 0,

@@ -165,7 +165,7 @@ class Continued(Plan):
         num_stages, num_sources = len(parent.stages) + len(stages), len(parent.sources) + len(new)
         for what, number, limit in (
             ("stages", num_stages, MAX_CHAIN_STAGES),
-            ("stages times sources", num_stages * num_sources, MAX_CHAIN_WEIGHTS),
+            ("stages times the sources that any of them uses", num_stages * num_sources, MAX_CHAIN_WEIGHTS),
         ):
             if number > limit:
                 raise InvalidPlan(

@@ -386,7 +386,7 @@ def _require_bindable(num_stages: int, num_named: int) -> None:
     """Refuse a plan that would take long to bind; `num_named` are stages times sources, or less."""
     for what, number, limit in (
         ("stages", num_stages, MAX_STAGES),
-        ("stages times sources", num_named, MAX_STAGE_SOURCES),
+        ("stages times the sources that any of them uses", num_named, MAX_STAGE_SOURCES),
     ):
         if number > limit:
             raise InvalidPlan(

@@ -6,15 +6,20 @@ Only a process that somebody asks for them imports FastAPI: it takes 0.5 s of CP
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 from fastapi_offline import FastAPIOffline
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.routing import Route as StarletteRoute
 
 from corpus_server import __version__
 from corpus_server.responses.problem import PROBLEM_TYPE, Problem
 from corpus_server.web.routes import ROUTES, Route
+
+View = Callable[[Request], Awaitable[HTMLResponse]]
 
 _ABOUT = """
 Which tokens a training step sees is a pure function of a small plan. A plan is named by its id (`plan=`) or
@@ -29,6 +34,12 @@ Token responses carry `Corpus-Shape`, `Corpus-Dtype`, `Corpus-Plan`, `Corpus-Che
 Errors are problem documents (RFC 9457) with a stable `type`. Unknown and repeated parameters are refused.
 `docs/http.md` of the project is the whole contract, with limits and rules for retries.
 """
+
+_DRESS = {
+    "<head>": '<meta name="color-scheme" content="light dark">'
+    '<link rel="stylesheet" href="/page/static/docs.css">',
+    "<body>": '<a class="back" href="/">corpus-server: corpora, plans, live</a>',
+}
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     422: {"model": Problem, "description": "A parameter is outside its range."},
@@ -47,6 +58,10 @@ def described() -> FastAPI:
         summary="Sampled windows of large token files, over HTTP",
         description=_ABOUT,
     )
+    for path in ("/docs", "/redoc"):
+        page = next(each for each in app.routes if isinstance(each, StarletteRoute) and each.path == path)
+        app.router.routes.remove(page)
+        app.add_route(path, _dressed(page.endpoint), include_in_schema=False)
     for route in ROUTES:
         options = {**route.described, "responses": {**_PROBLEMS, **route.described.get("responses", {})}}
         app.add_api_route(route.path, _endpoint(route), methods=[route.method], **options)
@@ -57,6 +72,18 @@ def described() -> FastAPI:
                 content = operation["responses"][status]["content"]
                 operation["responses"][status]["content"] = {PROBLEM_TYPE: next(iter(content.values()))}
     return app
+
+
+def _dressed(page: View) -> View:
+    """Return a page with a way back and the colours of the reader's system."""
+
+    async def dressed(request: Request) -> HTMLResponse:
+        text = bytes((await page(request)).body).decode()
+        for tag, more in _DRESS.items():
+            text = text.replace(tag, f"{tag}{more}", 1)
+        return HTMLResponse(text)
+
+    return dressed
 
 
 def _endpoint(route: Route) -> Callable[..., Any]:

@@ -67,6 +67,11 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "hostile": write_documents(folder / "hostile.bin", HOSTILE * 40),
         "sampled": f"{write_raw(folder / 'sampled.bin', SAMPLED, dtype='uint8')},dtype=uint8",
     }
+    masked = write_raw(
+        folder / "masked.bin", np.frombuffer(b"asked: answered" * 200, np.uint8), dtype="uint8"
+    )
+    np.save(folder / "masked.bin.mask.npy", np.tile(np.arange(15) > 6, 200))
+    corpora["masked"] = f"{masked},dtype=uint8"
     view = folder / "chosen.view"
     with Corpus.open(spec(folder / "hostile.bin", dtype="uint8")) as corpus:
         make_view(corpus, np.arange(len(hostile), dtype=np.uint16) % 2, view, made={"where": HOSTILE[0]})

@@ -63,7 +63,12 @@ def plans(server: RunningServer) -> dict[str, str]:
             posted = server.get("/v1/plans", method="POST", body=json.dumps(document).encode(), headers=named)
             ids[name] = posted.json()["id"]
             server.get("/v1/batches", plan=ids[name], step=1, headers=named)
-    for name, source in {"whole": "hostile", "viewed": "chosen", "sampled": "sampled"}.items():
+    for name, source in {
+        "whole": "hostile",
+        "viewed": "chosen",
+        "sampled": "sampled",
+        "masked": "masked",
+    }.items():
         stage = {"from_step": 0, "global_batch_size": 8, "mixture": {source: 1}}
         body = json.dumps({"seq_len": 64, "seed": 3, "stages": [stage]}).encode()
         posted = server.get("/v1/plans", method="POST", body=body, headers={"Corpus-Run": "bench"})
@@ -132,8 +137,8 @@ def test_every_view_is_accessible_and_asks_nobody_else(
         if view == "corpus":
             expect(page.locator("#text")).to_contain_text(f"hash{HASH}")
         if view == "viewed":
-            document = page.get_by_role("row", name="120 1 0").get_by_role("link")
-            expect(document).to_have_attribute("href", "/page/corpora/hostile?document=120&base=true")
+            document = page.get_by_role("row", name="118 1 0").get_by_role("link")
+            expect(document).to_have_attribute("href", "/page/corpora/hostile?document=118&base=true")
         if view == "view":
             expect(page.locator("#facts")).to_contain_text(f"view where{HOSTILE[0]}")
         if view == "live":
@@ -255,6 +260,98 @@ def test_what_is_found_in_a_view_is_looked_up_in_its_corpus(
     assert href.endswith(f"token={found[0]['base_token']}")
 
 
+def test_a_legend_says_what_masks_and_marks_mean(opened: Opened, plans: dict[str, str]) -> None:
+    for address, holder in (
+        (f"/page/plans/{plans['masked']}/steps/1", "#legend"),
+        ("/page/corpora/masked", "#text .legend"),
+    ):
+        page = opened.show(address)
+        expect(page.locator(holder)).to_contain_text("a loss mask leaves these tokens out of the loss")
+        expect(page.locator(".text .masked").first).to_have_text("asked: ")
+    page = opened.show(f"/page/plans/{plans['plan']}/steps/1")
+    expect(page.locator("#legend")).to_contain_text("a document begins")
+    expect(page.locator("#legend")).not_to_contain_text("loss mask")
+
+
+def test_ids_stand_in_place_of_the_text_on_demand(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show(f"/page/plans/{plans['masked']}/steps/1")
+    expect(page.locator("#row-0 .ids").first).to_be_hidden()
+    page.get_by_label("Token ids").check()
+    tokens = server.get("/v1/batches", plan=plans["masked"], step=1, format="json").json()["tokens"][0][0]
+    assert [int(each) for each in page.locator("#row-0 .ids > span").all_inner_texts()] == tokens
+    expect(page.locator("#row-0 .span").first).to_be_hidden()
+
+
+def test_tables_are_whole_or_say_so_and_sort_by_a_click(
+    browser: Browser, server: RunningServer, plans: dict[str, str], tmp_path: Path
+) -> None:
+    with RunningServer({"x": write_raw(tmp_path / "x.bin", some_tokens(5000))}, tmp_path) as other:
+        for seed in range(70):
+            stages = [{"global_batch_size": 8, "mixture": {"x": 1}}]
+            other.post_plan({"seq_len": 16, "seed": seed, "stages": stages})
+        tab = Opened(browser, other)
+        page = tab.show("/page/plans")
+        rows = page.locator("#plans tbody tr")
+        expect(rows).to_have_count(60)
+        expect(page.locator("#plans")).to_contain_text("60 of 70")
+        page.get_by_role("button", name="Show all").click()
+        expect(rows).to_have_count(70)
+        seeds = rows.locator("td:nth-child(9)")
+        for order in (range(70), range(69, -1, -1)):
+            page.get_by_role("button", name="seed").click()
+            assert [int(each) for each in seeds.all_inner_texts()] == [*order]
+        expect(page.get_by_role("columnheader", name="seed")).to_have_attribute("aria-sort", "descending")
+        page.get_by_label("Find").fill(rows.nth(3).locator("a").first.inner_text())
+        expect(rows).to_have_count(1)
+        expect(seeds).to_have_text("66")
+        tab.context.close()
+
+
+def test_a_difference_stands_in_one_column_on_a_phone(
+    browser: Browser, server: RunningServer, plans: dict[str, str]
+) -> None:
+    tab = Opened(browser, server, 390)
+    page = tab.show(f"/page/plans/{plans['plan']}/diff/{plans['other']}")
+    second = page.locator("#diff .stacked td[data-head='second plan']").first
+    expect(second).to_be_visible()
+    box = second.bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 390
+    expect(page.locator("#diff")).to_contain_text("what the two plans say of them is equal")
+    tab.context.close()
+
+
+def test_small_things_of_the_page(opened: Opened, server: RunningServer, plans: dict[str, str]) -> None:
+    page = opened.show("/page/corpora/docs?document=2")
+    expect(page.get_by_label("Document", exact=True)).to_have_value("2")
+    page = opened.show("/")
+    card = page.locator(".card").filter(has=page.get_by_role("heading", name="chosen"))
+    expect(card).to_contain_text("view ofhostile, 280 documents")
+    size = next(
+        each["view"]["size_bytes"] for each in server.get("/v1/corpora").json()["corpora"] if "view" in each
+    )
+    expect(card).to_contain_text(f"{size} B")
+    missing = page.goto(f"{opened.url}/page/nope")
+    assert missing is not None
+    assert missing.status == 404
+    expect(page.get_by_role("heading", name="No such page")).to_be_visible()
+    page.get_by_role("link", name="plans").last.click()
+    expect(page.locator("h1")).to_have_text("Plans")
+    opened.problems.clear()  # Chromium reports every 4xx as a console message
+    page.goto(f"{opened.url}/docs")
+    page.get_by_role("link", name="corpus-server: corpora, plans, live").click()
+    expect(page.locator("h1")).to_have_text("Corpora")
+    page = opened.show("/page/plans/new")
+    page.get_by_label("Sequence length").fill("0")
+    keep = page.get_by_role("button", name="Keep this plan")
+    expect(keep).to_be_disabled()
+    colours = keep.evaluate("each => [getComputedStyle(each).color, getComputedStyle(each).backgroundColor]")
+    assert colours[0] != colours[1]
+    opened.problems.clear()
+
+
 def test_where_documents_came_from_is_shown(
     opened: Opened, server: RunningServer, plans: dict[str, str]
 ) -> None:
@@ -307,7 +404,12 @@ def test_the_ranks_of_a_run_are_seen_live(
     row = ranks.get_by_role("row").filter(has=page.get_by_role("cell", name="1 of 2", exact=True))
     expect(row).to_contain_text("waiting")
     expect(row.get_by_role("link")).to_have_text(["2", "4"])
-    expect(page.locator("#ranks")).to_contain_text("trained up to step 2, asked for up to step 4")
+    expect(page.locator("#ranks")).to_contain_text(
+        "running, 2 ranks, trained up to step 2, asked for up to step 4"
+    )
+    # Three steps of 8 x 64 tokens; the second stage begins at step 40.
+    expect(page.locator("#ranks")).to_contain_text("1,540 tokens trained")
+    expect(page.locator("#ranks")).to_contain_text("next stage in 37 steps")
     for name in ("tokens per second", "p50 latency", "in flight", "refusals in the hour", "page-cache hits"):
         expect(page.locator(".tile").filter(has_text=name)).to_have_count(1)
     tools = page.locator("details").filter(has_text="Tools:")
@@ -333,7 +435,7 @@ def test_the_list_shows_the_plans_of_a_run_and_folds_those_of_tools(
     made = server.get("/v1/plans", method="POST", body=body, headers={"Corpus-Run": "doctor"}).json()["id"]
     page = opened.show("/page/plans")
     expect(page.get_by_role("link", name=made[:12])).to_be_hidden()
-    page.get_by_text("4 plans that only tools posted").click()
+    page.get_by_text("5 plans that only tools posted").click()
     expect(page.get_by_role("link", name=made[:12])).to_be_visible()
     page.get_by_role("link", name=RUN).first.click()
     expect(page.locator("#plans")).to_contain_text(f"2 plans of the run {RUN}")
@@ -378,6 +480,7 @@ def test_two_plans_of_the_list_are_compared(opened: Opened, plans: dict[str, str
     page = opened.show("/page/plans")
     button = page.get_by_role("button", name="Compare two plans")
     expect(button).to_be_disabled()
+    expect(page.locator("#plans")).to_contain_text("Tick two plans in the list.")
     for plan in (plans["plan"], plans["other"]):
         page.get_by_role("checkbox", name=f"Compare plan {plan[:12]}").focus()
         page.keyboard.press("Space")
@@ -454,7 +557,11 @@ def test_a_denied_document_is_seen_no_more(
     row = page.locator(".train-row").filter(has=page.get_by_role("link", name="docs", exact=True)).first
     where = row.locator("header").inner_text()
     token = int(re.findall(r"from token ([\d,]+)", where)[0].replace(",", ""))
+    before = server.get("/v1/plans").json()["num_plans"]
     row.get_by_role("button", name=re.compile("^deny")).click()
+    expect(page.locator("#successor")).to_contain_text("left out from plan step 7 on. This makes a new plan.")
+    assert server.get("/v1/plans").json()["num_plans"] == before
+    page.locator("#successor").get_by_role("button", name="Make the successor plan").click()
     expect(page.locator("#successor")).to_contain_text("the first step that differs is")
     href = page.locator("#successor a").first.get_attribute("href")
     assert href is not None

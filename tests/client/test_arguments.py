@@ -70,7 +70,7 @@ def test_wrong_arguments_are_refused_at_construction(
         ("prefetch_bytes", r"prefetch_bytes is passed as staging=Staging\(prefetch_bytes=...\)"),
         ("deadline_seconds", r"passed as network=Network\(deadline_seconds=...\)"),
         ("batch_size", "there is no argument batch_size; pass global_batch_size="),
-        ("mixture", "there is no argument mixture; pass plan=.*'stages'"),
+        ("mixture", "there is no argument mixture; pass corpus={NAME: weight"),
         ("seqlen", "there is no argument seqlen; did you mean seq_len?"),
         ("zzz", "there is no argument zzz$"),
     ],

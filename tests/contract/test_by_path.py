@@ -514,7 +514,7 @@ def test_a_loop_of_torchrun(corpora: Corpora, replicas: Mapping[str, list[str]],
         )
 
 
-def test_actors_of_ray(corpora: Corpora, replicas: Mapping[str, list[str]]) -> None:
+def test_actors_of_ray(corpora: Corpora, replicas: Mapping[str, list[str]], runtime: Runtime) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed here")
 
     def run(rank: int, path: str) -> list[str]:
@@ -529,5 +529,6 @@ def test_actors_of_ray(corpora: Corpora, replicas: Mapping[str, list[str]]) -> N
         tasks = [ray.remote(run).remote(rank, str(corpora["web"].path)) for rank in range(2)]
         for rank, lines in enumerate(ray.get(tasks)):
             assert lines == expected_lines(replicas["1 worker"], rank, 2, 30)
+        wait_until(lambda: not [*runtime.folder.rglob("socket")], "the server does not end with the tasks")
     finally:
-        ray.shutdown()
+        ray.shutdown()  # kills what its workers have started

@@ -73,6 +73,29 @@ def test_extending_in_mid_run_leaves_the_past_and_mixes_the_future(
     assert sum(each["rows"] for each in used.values()) == 20 * 32
 
 
+def test_a_mixture_is_given_by_its_weights_and_kept_by_what_only_excludes(server: RunningServer) -> None:
+    """As a plan with one stage has it; the last stage's weights go on where an extension names none."""
+    weights = {"web": 0.75, "mixed": 0.25}
+    stage = {"from_step": 0, "global_batch_size": 32, "mixture": weights}
+    document = {"seq_len": SEQ_LEN, "seed": 5, "stages": [stage]}
+    with CorpusLoader(
+        server.url, corpus=weights, seq_len=SEQ_LEN, global_batch_size=32, seed=5, device="cpu"
+    ) as loader:
+        assert loader.plan_id == server.post_plan(document).json()["id"]
+        take(loader, 3)
+        loader.extend(exclude={"web": [[0, 2000]]})
+        take(loader, 2)
+        described = server.get(f"/v1/plans/{loader.plan_id}").json()["stages"]
+        loader.extend(mixture={"mixed": 1})
+        take(loader, 2)
+        loader.extend(exclude={"web": [[3000, 3100]]})
+        last = server.get(f"/v1/plans/{loader.plan_id}").json()["stages"]
+    assert described[1]["weights_65536"] == described[0]["weights_65536"] == {"mixed": 16384, "web": 49152}
+    assert described[1]["excluded_windows"]["web"] > 0
+    assert last[-1]["weights_65536"] == {"mixed": 65536}
+    assert (last[-2]["first_step"], last[-1]["first_step"]) == (5, 7)
+
+
 def test_what_is_excluded_from_now_on_does_not_come_any_more(
     corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
 ) -> None:

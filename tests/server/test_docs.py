@@ -10,10 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.http.connection import Connection
+from corpus_server.plan import Plan
 from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
+from corpus_server.work import Budget
 from tests.corpora import write_raw
 from tests.layers import chapter, entered_files
 from tests.server.test_imports import LEVELS, PACKAGE
@@ -28,6 +31,43 @@ def test_the_tables_of_a_page_are_those_of_the_code(page: str) -> None:
     """`python -m tests.tables` renews them."""
     text = (ROOT / "docs" / page).read_text()
     assert renewed(page, text) == text
+
+
+def test_links_lead_to_files_of_the_checkout() -> None:
+    """As somebody reads the pages who has no site: each link names a file, seen from the page's folder."""
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "client" / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+    broken = []
+    for page in pages:
+        text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path = target.partition("#")[0]
+            if path and "://" not in target and not (page.parent / path).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_the_picture_of_a_bounded_shuffle_is_that_of_the_code(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", np.arange(11))
+    order = {"shuffle": {"block_windows": 3, "group_blocks": 2}}
+    stages = [{"global_batch_size": 10, "mixture": {"a": 1}}]
+    with Catalog.open([CorpusSpec(name="a", path=path)]) as catalog:
+        document = {"seq_len": 1, "seed": 0, "order": order, "stages": stages}
+        plan = catalog.bind(Plan.from_json(document), budget=Budget())
+        windows = plan.sampler.locate(0)[0][:, 1].tolist()
+    drawn = chapter((ROOT / "docs" / "plans.md").read_text(), "Bounded shuffle")
+    line = drawn.partition("\n    window ")[2].partition("\n")[0]
+    assert [int(each) for each in re.findall(r"\d+", line)] == windows
+    groups = drawn.partition("blocks of the group ")[2].partition("\n")[0].split("|")
+    sizes = [len(part.split()) for part in line.split("|")]
+    assert sum(sizes) == 10
+    first, second = ({int(each) for each in re.findall(r"\d+", group)} for group in groups)
+    assert {each // 3 for each in windows[: sizes[0]]} == first
+    assert {each // 3 for each in windows[sizes[0] :]} == second
 
 
 def test_the_layers_are_drawn_in_the_order_of_the_imports() -> None:

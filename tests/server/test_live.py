@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,8 +100,31 @@ def test_the_shares_of_a_rank_come_near_to_what_it_does() -> None:
     assert plan["plan"] == PLAN
     assert (rank["rank"], rank["world_size"], rank["step"], rank["seen_unix_seconds"]) == (3, 8, 590, 295.0)
     assert rank["steps_per_second"] == pytest.approx(2, rel=0.01)
+    assert rank["trained_steps_per_second"] is None
     assert rank["waiting_share"] == pytest.approx(0.4, rel=0.01)
     assert rank["sending_share"] == pytest.approx(0.1, rel=0.01)
+
+
+def test_steps_that_were_trained_are_told_from_those_that_were_asked_for() -> None:
+    """A loader that fetches ahead asks for 100 steps/s at first, and its loop trains 4."""
+    state: live.State = {}
+    for k in range(60):
+        ranks = {("", PLAN, "1", "0"): [5.0 * k, 500.0 * k, 20.0 * k, 500.0 * k, 0.0, 0.0]}
+        state = advance(state, counted(requests=50 * k, ranks=ranks), 5.0 * k)
+    (rank,) = state["response"]["plans"][0]["ranks"]
+    assert rank["steps_per_second"] == pytest.approx(100, rel=0.01)
+    assert rank["trained_steps_per_second"] == pytest.approx(4, rel=0.01)
+
+
+def test_rates_of_the_whole_server_have_the_window_of_the_table_of_corpora() -> None:
+    """A server that was idle for long and then answers 600 requests in a sample."""
+    state = advance({}, counted(requests=0), 0.0)
+    state = advance(state, counted(requests=600), 5.0)
+    assert last(state)["requests_per_second"] == 120
+    weight = 1 - math.exp(-5 / live.AVERAGE_SECONDS)
+    assert state["response"]["averages"]["requests_per_second"] == pytest.approx(120 * weight)
+    rates = {each.name for each in live.COLUMNS if each.name.endswith("_per_second")}
+    assert set(state["response"]["averages"]) == rates
 
 
 def test_samples_and_ranks_are_kept_for_an_hour_and_no_more_than_are_shown(

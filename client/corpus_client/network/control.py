@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -50,6 +50,7 @@ class StageDescription:
     seq_len: int
     from_step: int = 0  # plan step
     number: int | None = None  # among the stages of its plan; None: its place in the list
+    weights_65536: Mapping[str, int] = field(default_factory=dict, hash=False)  # exact shares, by corpus
 
     @property
     def shape(self) -> chain.Shape:
@@ -147,7 +148,8 @@ def _described_plan(
         eot_ids = {source.get("eot") for source in sources}
         shards, stages = _described(ShardDescription, response["shards"]), response["stages"]
         described = _described(
-            StageDescription, [{"from_step": 0, "number": None, **each} for each in stages]
+            StageDescription,
+            [{"from_step": 0, "number": None, "weights_65536": {}, **each} for each in stages],
         )
         plan = BoundPlan(
             plan_id=str(response["id"]),

@@ -19,6 +19,7 @@ STAGE_FIELDS = ("mixture", "global_batch_size", "seq_len", "exclude")
 DEFAULTS: dict[str, Any] = {"seed": 0, "order": "shuffle", "rows": "windows"}
 """Of `make_plan`; a loader cannot tell an argument that was left out from one that says the same."""
 
+CorpusArgument = str | Mapping[str, float]
 OrderArgument = str | Mapping[str, Mapping[str, Any]]
 PlanArgument = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -52,7 +53,7 @@ def requested_plan(plan: PlanArgument | None = None, **parts: Any) -> Mapping[st
 
 def make_plan(
     *,
-    corpus: str | None = None,
+    corpus: CorpusArgument | None = None,
     seq_len: int | None = None,
     global_batch_size: int | None = None,
     seed: int = 0,
@@ -60,10 +61,10 @@ def make_plan(
     rows: OrderArgument = "windows",
     stride: int | None = None,
 ) -> dict[str, Any]:
-    """Return the plan document of one corpus, as `plan=` of a loader takes it.
+    """Return the plan document of one stage, as `plan=` of a loader takes it.
 
     Args:
-        corpus: name of a corpus of the server.
+        corpus: name of a corpus of the server, or a mixture: `{"web": 0.7, "code": 0.3}`.
         seq_len: inputs of a row, in tokens.
         global_batch_size: rows of a step over all ranks.
         order: the name of an order, such as `shuffle`, or one with parameters as a plan document spells it:
@@ -76,12 +77,15 @@ def make_plan(
     Raises:
         InvalidArgument: a value lies outside its range.
     """
-    if not isinstance(corpus, str) or not corpus:
-        raise errors.InvalidArgument(f"corpus must name a corpus of the server, got {corpus!r}")
+    mixture = {corpus: 1.0} if isinstance(corpus, str) else corpus
+    if not isinstance(mixture, Mapping) or not mixture or "" in mixture:
+        raise errors.InvalidArgument(
+            f"corpus must name a corpus of the server, or give weights by name, got {corpus!r}"
+        )
     stage = {
         "from_step": 0,
         "global_batch_size": integer("global_batch_size", global_batch_size, 1, 2**20),
-        "mixture": {corpus: 1.0},
+        "mixture": dict(mixture),
     }
     plan: dict[str, Any] = {
         "seq_len": integer("seq_len", seq_len, 1, 2**20),
@@ -107,13 +111,13 @@ def given_stage(stage: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> M
 def next_stage(plan: BoundPlan, from_step: int, stage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stage that continues a plan from the plan step `from_step` on.
 
-    stage: `mixture`, and where they change `global_batch_size`, `seq_len` and `exclude`.
+    stage: what changes: some of `mixture`, `global_batch_size`, `seq_len` and `exclude`.
     """
-    if not isinstance(stage, Mapping) or "mixture" not in stage or not set(stage) <= set(STAGE_FIELDS):
+    if not isinstance(stage, Mapping) or not stage or not set(stage) <= set(STAGE_FIELDS):
         found = sorted(stage, key=str) if isinstance(stage, Mapping) else type(stage).__name__
         raise errors.InvalidArgument(
-            f"stage must hold mixture and may hold {', '.join(STAGE_FIELDS[1:])}, got {found}; "
-            "it begins at the loader's next step, or at at_step="
+            f"stage must hold some of {', '.join(STAGE_FIELDS)}, got {found}; it begins at the loader's next "
+            "step, or at at_step="
         )
     last = plan.stages[-1]
     if last.from_step >= from_step:
@@ -122,7 +126,10 @@ def next_stage(plan: BoundPlan, from_step: int, stage: Mapping[str, Any]) -> dic
             f"({last.from_step}); to replace that one, build the loader with a whole plan="
         )
     shape = {"global_batch_size": last.global_batch_size, "seq_len": last.seq_len}
-    return {"from_step": from_step, **shape, **copy.deepcopy(dict(stage))}
+    if "mixture" not in stage and not last.weights_65536:
+        raise errors.InvalidArgument("stage must hold mixture: the server did not say that of the last one")
+    mixture = dict(last.weights_65536)
+    return {"from_step": from_step, **shape, "mixture": mixture, **copy.deepcopy(dict(stage))}
 
 
 def integer(name: str, value: object, low: int, high: int) -> int:

@@ -12,9 +12,8 @@ from corpus_client import errors
 ELSEWHERE = {
     "batch_size": "global_batch_size=, rows of a step over all ranks",
     "micro_batch_size": "global_batch_size=, and batch.split(rows) for micro batches",
-    "mixture": "plan={'seq_len': ..., 'stages': [{'from_step': 0, 'global_batch_size': ..., 'mixture': "
-    "{NAME: weight, ...}}]}",
-    "corpora": "plan=, with a mixture of corpora in its stages",
+    "mixture": "corpus={NAME: weight, ...}",
+    "corpora": "corpus={NAME: weight, ...}",
     "sequence_length": "seq_len=",
     "block_size": "seq_len=",
     "num_epochs": "num_steps=, or num_steps='epoch' for one pass",

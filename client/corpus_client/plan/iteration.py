@@ -21,7 +21,7 @@ from corpus_client.network.replicas import Replicas
 from corpus_client.network.wire import ArrayRequest
 from corpus_client.observe.recorder import Recorder
 from corpus_client.plan import receipts
-from corpus_client.plan.document import MAX_STEP, PlanArgument, integer, requested_plan
+from corpus_client.plan.document import MAX_STEP, CorpusArgument, PlanArgument, integer, requested_plan
 from corpus_client.plan.requests import StepRequests
 from corpus_client.plan.schedule import StepRange, shape_of
 from corpus_client.plan.state import check_state, make_state
@@ -339,7 +339,9 @@ class PlanLoader(Generic[B]):
         if self._hold is not None:
             self._hold.close()
 
-    def _requested(self, plan: PlanArgument | None, corpus: str | None, **parts: Any) -> Mapping[str, Any]:
+    def _requested(
+        self, plan: PlanArgument | None, corpus: CorpusArgument | None, **parts: Any
+    ) -> Mapping[str, Any]:
         """Return the plan that the arguments ask for; by path the only corpus need not be named."""
         if plan is None and corpus is None and self._hold is not None:
             with self._connect() as replicas:

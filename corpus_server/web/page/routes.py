@@ -7,7 +7,6 @@ reader types in.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 from corpus_server import __version__
 from corpus_server.live import TOOLS
 from corpus_server.plan import ORDERS
+from corpus_server.plan.declared import declared_fields
 from corpus_server.plan.layouts import LAYOUTS
 
 View = Callable[[Request], Awaitable[AsgiResponse]]
@@ -59,7 +59,7 @@ def views() -> dict[str, View]:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    templates.globals["orders"] = [each for each in ORDERS if not fields(each)]
+    templates.globals["orders"] = [each for each in ORDERS if not declared_fields(each)]
     templates.globals["layouts"] = LAYOUTS.kinds
     templates.globals["tools"] = sorted(TOOLS)
     files = _Files(directory=_HERE / "static")
@@ -68,16 +68,17 @@ def views() -> dict[str, View]:
         return await files.get_response(request.path_params["path"], request.scope)
 
     pages = {path: _view(templates, name, title) for path, (name, title) in VIEWS.items()}
-    return {**pages, "/page/static/{path:path}": file}
+    missing = _view(templates, "missing", "No such page", status=404)
+    return {**pages, "/page/static/{path:path}": file, "/page/{path:path}": missing}
 
 
-def _view(templates: jinja2.Environment, name: str, title: str) -> View:
+def _view(templates: jinja2.Environment, name: str, title: str, *, status: int = 200) -> View:
     async def view(request: Request) -> AsgiResponse:
         # Compiled when it is asked for, and kept.
         shown = templates.get_template(f"{name}.html").render(
             view=name, title=title, version=__version__, parameters=dict(request.path_params)
         )
-        return HTMLResponse(shown, headers=_HEADERS)
+        return HTMLResponse(shown, status, headers=_HEADERS)
 
     return view
 

@@ -224,9 +224,9 @@ def test_all_ranks_come_to_the_same_plan(make_loader: MakeLoader) -> None:
 @pytest.mark.parametrize(
     ("stage", "kind", "message"),
     [
-        ({"global_batch_size": 4}, errors.InvalidArgument, "stage must hold mixture"),
+        ({}, errors.InvalidArgument, "stage must hold some of mixture, .* got \\[\\]"),
         ({"mixture": {"web": 1}, "from_step": 9}, errors.InvalidArgument, "begins at the loader's next step"),
-        ([], errors.InvalidArgument, "stage must hold mixture .* got list"),
+        ([], errors.InvalidArgument, "stage must hold some of mixture, .* got list"),
         ({"mixture": {"math": 1}}, errors.UnknownCorpus, "no corpus is named 'math'"),
         (
             {"mixture": {"web": 1}, "global_batch_size": 7},

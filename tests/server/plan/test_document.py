@@ -407,7 +407,9 @@ def test_stages_times_sources_are_bounded() -> None:
         with pytest.raises(InvalidPlan) as caught:
             make(stages=wrong)
         error = caught.value
-        assert error.detail == "a plan may have at most 32768 stages times sources, got 33280"
+        assert error.detail == (
+            "a plan may have at most 32768 stages times the sources that any of them uses, got 33280"
+        )
         assert (error.parameter, error.received, error.accepted) == ("stages", 33280, "at most 32768")
     assert len(make(stages=stages[: MAX_STAGES // 2]).sources) == number + 1
 

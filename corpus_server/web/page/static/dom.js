@@ -16,14 +16,49 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-export function table(head, rows, label = head.join(", ")) {
+const FIRST_ROWS = 60;
+const chosen = new Map();  // by label: how the reader sorts a table, and whether all its rows are shown
+
+const textOf = (cell) => (cell instanceof Node ? cell.textContent : String(cell ?? ""));
+const figure = (cell) => (typeof cell === "number" ? cell : Number(textOf(cell).replace(/[,%\u00a0 ]/g, "") || NaN));
+
+function sorted(rows, { column, isDown } = {}) {
+  if (column === undefined) return rows;
+  const isFigures = rows.every((row) => !Number.isNaN(figure(row[column])));
+  const compare = isFigures ? (a, b) => figure(a) - figure(b) : (a, b) => textOf(a).localeCompare(textOf(b), "en", { numeric: true });
+  return rows.toSorted((a, b) => (isDown ? -1 : 1) * compare(a[column], b[column]));
+}
+
+// The whole table, or its first rows and a button that says how many there are. A click on a name of a column sorts by it.
+// `find`: a text that rows must hold. `stacked`: on a phone each row stands as a list of its cells.
+export function table(head, rows, label = head.join(", "), { find = "", stacked = false } = {}) {
+  const state = chosen.get(label) ?? {};
+  chosen.set(label, state);
   // A column of numbers stands to the right, its name too.
   const isNumber = head.map((_, column) => rows.some((row) => typeof row[column] === "number"));
-  const cells = (tag, row) => row.map((cell, column) => h(tag, { class: isNumber[column] ? "number" : null },
-    typeof cell === "number" ? number(cell) : cell));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
-    h("table", {}, h("thead", {}, h("tr", {}, cells("th", head))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, cells("td", row))))));
+  const body = h("tbody");
+  const more = h("p", { class: "buttons" });
+  const names = head.map((name, column) => h("th", { class: isNumber[column] ? "number" : null },
+    rows.length > 1 ? h("button", { type: "button", class: "sort", title: `Sort by ${name}`, onclick: () => {
+      Object.assign(state, { column, isDown: state.column === column && !state.isDown });
+      draw();
+    } }, name) : name));
+  function draw() {
+    const found = sorted(rows, state).filter((row) => !find || row.some((cell) => textOf(cell).includes(find)));
+    const shown = state.isWhole ? found : found.slice(0, FIRST_ROWS);
+    body.replaceChildren(...shown.map((row) => h("tr", {}, row.map((cell, column) => h("td", { class: isNumber[column] ? "number" : null, "data-head": stacked ? head[column] : null },
+      typeof cell === "number" ? number(cell) : cell)))));
+    names.forEach((each, column) => {
+      if (state.column === column) each.setAttribute("aria-sort", state.isDown ? "descending" : "ascending");
+      else each.removeAttribute("aria-sort");
+    });
+    more.replaceChildren(...(shown.length < found.length ? [`${number(shown.length)} of ${number(found.length)}`,
+      h("button", { type: "button", onclick: () => { state.isWhole = true; draw(); } }, "Show all")] : []));
+    more.hidden = shown.length === found.length;
+  }
+  draw();
+  return h("div", { class: stacked ? "listed stacked" : "listed" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+    h("table", {}, h("thead", {}, h("tr", {}, names)), body)), more);
 }
 
 export function facts(pairs) {

@@ -24,6 +24,15 @@ export function skipped(plan, start, stop) {
   return { ...structuredClone(plan), skip_steps: byStart([...plan.skip_steps, [start, stop]]) };
 }
 
+// Says what a click would make, and makes it when the reader says so.
+export function proposed(element, what, make) {
+  const card = h("div", { class: "card" }, h("p", {}, `${what} This makes a new plan. The plan so far stays as it is, and no run that reads it changes.`),
+    h("p", { class: "buttons" }, h("button", { type: "button", class: "primary", onclick: make }, "Make the successor plan"),
+      h("button", { type: "button", onclick: () => element.replaceChildren() }, "Leave it")));
+  element.replaceChildren(card);
+  card.querySelector("button").focus();
+}
+
 // Keeps the successor of a plan, and shows where it first differs.
 export async function successor(element, id, document_, what) {
   try {
@@ -31,7 +40,7 @@ export async function successor(element, id, document_, what) {
     const target = `/v1/plans/${id}/diff?other=${response.id}`;
     const { rows } = await ask(target);
     element.replaceChildren(h("div", { class: "card" },
-      h("p", {}, `${what} Successor: `, planLink(response.id), rows.equal_steps ? `. Steps before ${number(rows.equal_steps)} are the same by the documents; ` : ". By the documents every step may differ; ",
+      h("p", {}, `${what} Successor: `, planLink(response.id), rows.equal_steps ? `. Steps before ${number(rows.equal_steps)} are the same: what the two plans say of them is equal; ` : ". By what the plans say, every step may differ; ",
         rows.first_step === null ? "no compared step differs." : `the first step that differs is ${number(rows.first_step)}.`,
         " ", h("a", { href: `/page/plans/${id}/diff/${response.id}` }, "What differs")),
       rows.steps.length ? table(["step", "rows that differ"], rows.steps.map((each) => [each.step, each.num_rows])) : "",

@@ -1,7 +1,15 @@
 import { $, h, bytes, facts, number, tokenizer, corpusAddress } from "../dom.js";
 import { fill } from "../api.js";
 
-const size = (corpus) => corpus.shards.reduce((sum, shard) => sum + shard.size_bytes, 0);
+// A view has a file of its own; the shards are those of its corpus.
+const size = (corpus) => (corpus.view ? corpus.view.size_bytes : corpus.shards.reduce((sum, shard) => sum + shard.size_bytes, 0));
+
+// The corpus of a view, by its name if it is served here.
+function base(view, corpora) {
+  const found = corpora.find((each) => !each.view && Object.values(each.fingerprints).includes(view.fingerprint));
+  const chosen = `, ${number(view.num_documents)} documents`;
+  return found ? h("span", {}, h("a", { href: corpusAddress(found.name) }, found.name), chosen) : `a corpus that is not served by itself${chosen}`;
+}
 
 fill($("#corpora"), "/v1/corpora", ({ corpora }) => corpora.map((corpus) =>
   h("article", { class: "card" },
@@ -11,10 +19,9 @@ fill($("#corpora"), "/v1/corpora", ({ corpora }) => corpora.map((corpus) =>
       ["documents", corpus.num_documents ?? "no index"],
       ["dtype", corpus.dtype],
       ["size", bytes(size(corpus))],
-      ["shards", corpus.shards.length],
+      ...(corpus.view ? [["view of", base(corpus.view, corpora)]] : [["shards", corpus.shards.length]]),
       ...(corpus.num_masks ? [["loss masks", corpus.num_masks]] : []),
       ["format", [...new Set(corpus.shards.map((shard) => shard.format))].join(", ")],
       ["tokenizer", tokenizer(corpus)],
-      ...(corpus.view ? [["view of", `${number(corpus.view.num_documents)} documents`]] : []),
     ]),
     h("p", { class: "fingerprint" }, h("code", { title: corpus.fingerprint }, corpus.fingerprint)))));

@@ -1,13 +1,15 @@
 import { $, h, bytes, code, facts, number, parameters, searched, table, tokenizer, visible, corpusAddress } from "../dom.js";
 import { address, ask, fill, problem, Problem } from "../api.js";
 import { metadata } from "../origins.js";
-import { spans } from "../spans.js";
+import { legend, spans } from "../spans.js";
 import { chart } from "../chart.js";
 
 const name = parameters.name;
 const route = `/v1/corpora/${encodeURIComponent(name)}`;
 const query = new URLSearchParams(location.search);
 const COUNT = 1024;
+// A view has a file of its own; the shards are those of its corpus.
+const size = (corpus) => bytes(corpus.view ? corpus.view.size_bytes : corpus.shards.reduce((sum, shard) => sum + shard.size_bytes, 0));
 let numTokens = 0;
 $("#name").textContent = name;
 document.title = `${name} - corpus-server`;
@@ -19,9 +21,12 @@ function here(changes) {
 function showTokens(start, above = []) {
   const target = address(`${route}/spans`, { start, count: COUNT, targets: "true" });
   here({ start });
+  $("#go").elements.start.value = start;
+  $("#go").elements.document.value = "";
   return fill($("#text"), target, (response) => [
     ...above,
     h("p", {}, `tokens ${number(response.start)} to ${number(response.stop)} of ${number(response.num_tokens)}`),
+    h("p", { class: "legend" }, legend(response.spans)),
     spans(response.spans, name),
     h("div", { class: "buttons" },
       h("button", { type: "button", disabled: response.start === 0, onclick: () => showTokens(Math.max(0, response.start - COUNT)) }, "Before"),
@@ -36,6 +41,8 @@ async function showDocument(document_, base) {
     const response = await ask(address(`${route}/documents/${document_}`, { format: "json", base }));
     await showTokens(response.start, metadata(response));
     here({ document: response.document });
+    $("#go").elements.document.value = response.document;
+    $("#go").elements.start.value = "";
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     $("#text").replaceChildren(problem(error));
@@ -70,7 +77,7 @@ fill($("#facts"), route, (corpus) => {
   else showTokens(query.get("start") ?? 0);
   return [facts([
     ["tokens", corpus.num_tokens], ["documents", corpus.num_documents ?? "no index"], ["dtype", corpus.dtype],
-    ["size", bytes(corpus.shards.reduce((sum, shard) => sum + shard.size_bytes, 0))],
+    ["size", size(corpus)],
     ["end of text", corpus.eot], ["tokenizer", tokenizer(corpus)],
     // Of a view: what chose its documents. The shards are those of its corpus.
     ...Object.entries(corpus.view?.made ?? {}).map(([option, value]) => [`view ${option}`, h("code", {}, String(value))]),

@@ -6,7 +6,7 @@ const shown = (value) => h("code", {}, value === null ? "-" : JSON.stringify(val
 
 fill($("#diff"), `/v1/plans/${one}/diff?other=${other}`, (response) => [
   h("p", {}, "Plan ", planLink(response.a), " and plan ", planLink(response.b), "."),
-  table(["field", "first plan", "second plan"], response.fields.map((field) => [field.field, shown(field.a), shown(field.b)])),
+  table(["field", "first plan", "second plan"], response.fields.map((field) => [field.field, shown(field.a), shown(field.b)]), "Fields that differ", { stacked: true }),
   h("h2", {}, "Steps"),
   h("p", {}, proof(response.rows)),
   response.rows.steps.length ? table(["step", "rows that differ", "which", "open"], response.rows.steps.map((step) => [
@@ -27,7 +27,7 @@ function documents(change) {
 
 function proof(rows) {
   if (rows.equal_steps === null) return "Every step is the same.";
-  const before = rows.equal_steps ? `Steps before ${number(rows.equal_steps)} are the same, by the documents alone. ` : "";
+  const before = rows.equal_steps ? `Steps before ${number(rows.equal_steps)} are the same: what the two plans say of them is equal. ` : "";
   if (rows.compared_until === rows.equal_steps) return `${before}No step was compared: one takes more rows than a question may compute.`;
   if (rows.first_step === null) return `${before}Rows were compared up to step ${number(rows.compared_until)}: none differs.`;
   return `${before}The first step that differs is ${number(rows.first_step)}; rows were compared up to step ${number(rows.compared_until)}. ${rows.steps.length} steps that differ are listed; all compared rows that are not listed are the same.`;

@@ -1,5 +1,5 @@
 import { $, h, bytes, corpusAddress, few, number, planLink, plansAddress, plural, stepAddress, table } from "../dom.js";
-import { address, follow, problem, request } from "../api.js";
+import { address, ask, follow, problem, request } from "../api.js";
 import { chart } from "../chart.js";
 
 const HOUR = 3600;
@@ -33,12 +33,14 @@ const known = (value, text) => (value === null || value === undefined ? "-" : te
 const amount = (value) => (Number.isInteger(value) ? number(value) : few(value)); // a count, or a rate
 
 function tiles(live) {
+  const rate = live.averages;
   const last = Object.fromEntries(Object.entries(samples).map(([name, values]) => [name, values.at(-1)]));
   const refused = samples.refusals.reduce((sum, each) => sum + each, 0);
   const kinds = Object.entries(live.refusals).map(([type, count]) => `${type} ${number(count)}`).join(", ");
   const shown = [
-    ["tokens per second", known(last.tokens_per_second, few), known(last.sent_bytes_per_second, (each) => `${bytes(each)} per second`)],
-    ["requests per second", known(last.requests_per_second, few), "batches and indices"],
+    // Averages of the same half minute as in the table of corpora, so that the figures agree.
+    ["tokens per second", few(rate.tokens_per_second ?? 0), `${bytes(rate.sent_bytes_per_second ?? 0)} per second`],
+    ["requests per second", few(rate.requests_per_second ?? 0), "batches and indices"],
     ["p50 latency", known(last.p50_seconds, (each) => `${few(each * 1e3)} ms`), `p99 ${known(last.p99_seconds, (each) => `${few(each * 1e3)} ms`)}`],
     ["in flight", known(last.active_requests, number), known(last.bytes_in_flight, bytes)],
     ["refusals in the hour", number(refused), kinds || "none since the start"],
@@ -73,15 +75,64 @@ function upTo(what, steps) {
   return [first === last ? `${what} step ${number(last)}` : `${what} steps ${number(first)} to ${number(last)}`];
 }
 
+// -- how far a run is, by its plan
+
+const plans = new Map();  // id -> its description, null until it has come
+
+function described(id) {
+  if (!plans.has(id)) {
+    plans.set(id, null);
+    ask(`/v1/plans/${id}`).then((found) => plans.set(id, found), () => {}); // without it the rest is shown
+  }
+  return plans.get(id);
+}
+
+const SILENT_SECONDS = 60;
+
+function stateOf(live, its, plan) {
+  const newest = Math.max(...its.map((each) => each.seen_unix_seconds));
+  const isDone = plan?.num_steps && its.every((each) => each.trained_step !== null && each.trained_step + 1 >= plan.num_steps);
+  if (isDone) return "finished";
+  if (live.unix_seconds - newest < SILENT_SECONDS) return "running";
+  return `silent since ${new Date(newest * 1000).toISOString().slice(11, 16)} UTC`;
+}
+
+function duration(seconds) {
+  if (seconds < 90) return `${number(Math.round(seconds))} s`;
+  if (seconds < 5400) return `${number(Math.round(seconds / 60))} min`;
+  return seconds < 172800 ? `${few(seconds / 3600)} h` : `${few(seconds / 86400)} days`;
+}
+
+function progress(its, plan) {
+  const trained = Math.min(...its.map((each) => each.trained_step ?? -1)) + 1;
+  if (trained <= 0 || !plan) return [];
+  const stages = plan.stages.filter((each) => each.first_step !== null);
+  if (stages.length !== plan.num_stages) return [];  // the first ones are not described
+  const last = (n) => Math.min(trained, stages[n + 1]?.first_step ?? Infinity);
+  const tokens = stages.reduce((sum, stage, n) => sum + Math.max(0, last(n) - stage.first_step) * stage.global_batch_size * stage.seq_len, 0);
+  const now = stages.findLast((each) => each.first_step < trained);
+  const shares = Object.entries(plan.sources).filter(([, each]) => each.steps_per_epoch !== null).map(([name, each]) => {
+    const rows = (now.positions[name] ?? 0) + (now.weights_65536[name] ?? 0) / 65536 * now.global_batch_size * (trained - now.first_step);
+    return `${few(rows / each.num_windows)} of ${name}`;
+  });
+  const next = stages.find((each) => each.first_step >= trained);
+  const rate = Math.min(...its.map((each) => each.trained_steps_per_second ?? 0));
+  const until = (step) => `${number(step - trained)} steps${rate > 0 ? `, about ${duration((step - trained) / rate)}` : ""}`;
+  return [`${few(tokens)} tokens trained`, ...(shares.length ? [`epochs: ${shares.slice(0, 4).join(", ")}${shares.length > 4 ? " ..." : ""}`] : []),
+    ...(next ? [`next stage in ${until(next.first_step)}`] : []), ...(plan.num_steps && trained < plan.num_steps ? [`end in ${until(plan.num_steps)}`] : [])];
+}
+
 function planOf(live, { run, plan, ranks: its }) {
+  const known = described(plan);
   const newest = Math.max(...its.map((each) => each.seen_unix_seconds));
   const step = (each, at) => (at === null ? "-" : h("a", { href: address(stepAddress(plan, at), each.world_size > 1 ? { rank: each.rank, world_size: each.world_size } : {}) }, number(at)));
   return [
-    h("p", {}, "Plan ", planLink(plan), `: ${[plural(its.length, "rank"), ...upTo("trained up to", its.map((each) => each.trained_step)),
-      ...upTo("asked for up to", its.map((each) => each.step)), silence(live.unix_seconds - newest)].join(", ")}`),
-    table(["rank", "trained", "asked for up to", "steps/s", "last request", "share of its time"], its.map((each) => [
+    h("p", {}, "Plan ", planLink(plan), ": ", h("strong", {}, stateOf(live, its, known)), `, ${[plural(its.length, "rank"), ...upTo("trained up to", its.map((each) => each.trained_step)),
+      ...upTo("asked for up to", its.map((each) => each.step)), `last request ${silence(live.unix_seconds - newest)}`].join(", ")}`),
+    h("p", { class: "quiet" }, progress(its, known).join("; ")),
+    table(["rank", "trained", "asked for up to", "steps/s trained", "last request", "share of its time"], its.map((each) => [
       `${each.rank} of ${number(each.world_size)}`, step(each, each.trained_step), step(each, each.step),
-      few(each.steps_per_second), silence(live.unix_seconds - each.seen_unix_seconds), share(each)]),
+      each.trained_steps_per_second === null ? "-" : few(each.trained_steps_per_second), silence(live.unix_seconds - each.seen_unix_seconds), share(each)]),
     `Ranks of ${run ? `run ${run}` : "no named run"}, plan ${plan}`),
   ];
 }
@@ -115,7 +166,7 @@ function silence(seconds) {
 function replace(holder, shown) {
   const regions = () => [...holder.querySelectorAll(".scroll")];
   const places = regions().map((each) => [each.scrollTop, each.scrollLeft]);
-  const focusable = () => [...holder.querySelectorAll("a, summary, .scroll")];
+  const focusable = () => [...holder.querySelectorAll("a, summary, button, .scroll")];
   const focus = focusable().indexOf(document.activeElement);
   holder.replaceChildren(...shown);
   regions().forEach((each, n) => { [each.scrollTop, each.scrollLeft] = places[n] ?? [0, 0]; });

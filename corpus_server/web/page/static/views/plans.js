@@ -10,13 +10,15 @@ const newPlan = () => h("a", { class: "button primary", href: "/page/plans/new" 
 // Two plans are compared: a third choice takes the place of the older one.
 function compare() {
   let chosen = [];
+  const hint = h("span", { class: "quiet" }, "Tick two plans in the list.");
   const button = h("button", { type: "button", disabled: true, onclick: () => { location.href = `/page/plans/${chosen[0].value}/diff/${chosen[1].value}`; } }, "Compare two plans");
   const choice = (id) => h("input", { type: "checkbox", value: id, "aria-label": `Compare plan ${short(id)}`, onchange: ({ target }) => {
     chosen = target.checked ? [...chosen, target] : chosen.filter((each) => each !== target);
     if (chosen.length > 2) chosen.shift().checked = false;
     button.disabled = chosen.length < 2;
+    hint.textContent = ["Tick two plans in the list.", "Tick one more.", ""][chosen.length];
   } });
-  return { button, choice };
+  return { button, choice, hint };
 }
 
 const names = (runs) => h("span", {}, runs.flatMap((name, n) => [n ? ", " : "", h("a", { href: plansAddress(name) }, name)]));
@@ -27,8 +29,19 @@ fill($("#plans"), address("/v1/plans", { run }), ({ num_plans, plans }) => {
     ? `${plural(num_plans, "plan")}, the one seen last first${plans.length < num_plans ? `; ${number(plans.length)} are shown` : ""}.`
     : h("span", {}, `${plural(plans.length, "plan")} of the run `, h("strong", {}, run), ", the one seen last first. ", h("a", { href: "/page/plans" }, "All plans"));
   if (!plans.length && run === null) return [newPlan(), h("p", { class: "lead" }, "No plan was posted yet. A training run posts its own when it starts.")];
-  const { button, choice } = compare();
-  const listed = (some, label) => table(["compare", "plan", "run", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"], some.map(({ id, plan, seen_unix_seconds, runs, head, num_stages }) => [
+  const { button, choice, hint } = compare();
+  const holders = [];
+  const find = h("input", { type: "search", size: 24, oninput: () => holders.forEach((each) => each()) });
+  const listed = (some, label) => {
+    const rows = rowsOf(some);
+    const holder = h("div");
+    const draw = () => holder.replaceChildren(table(HEAD, rows, label, { find: find.value.trim() }));
+    holders.push(draw);
+    draw();
+    return holder;
+  };
+  const HEAD = ["compare", "plan", "run", "seen", "sources", "seq_len", "batch", "order", "seed", "stages"];
+  const rowsOf = (some) => some.map(({ id, plan, seen_unix_seconds, runs, head, num_stages }) => [
     choice(head ?? id),
     planLink(head ?? id),
     names(runs),
@@ -39,11 +52,11 @@ fill($("#plans"), address("/v1/plans", { run }), ({ num_plans, plans }) => {
     order(plan.order),
     String(plan.seed),
     num_stages ?? plan.stages.length,
-  ]), label);
+  ]);
   const ofTools = run === null ? plans.filter(isOfTools) : [];
   const others = plans.filter((each) => !ofTools.includes(each));
   return [
-    h("div", { class: "buttons" }, newPlan(), button),
+    h("div", { class: "buttons" }, newPlan(), button, hint, h("label", { class: "inline" }, "Find ", find)),
     h("p", { class: "lead" }, lead),
     ...(others.length ? [listed(others, "Plans")] : []),
     ...(ofTools.length ? [h("details", {}, h("summary", {}, `${plural(ofTools.length, "plan")} that only tools posted`), listed(ofTools, "Plans of tools"))] : []),

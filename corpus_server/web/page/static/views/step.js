@@ -1,10 +1,10 @@
 import { $, h, dot, number, parameters, short, stepAddress, visible, corpusAddress } from "../dom.js";
 import { address, ask, instead, problem, Problem, request } from "../api.js";
 import { origins } from "../origins.js";
-import { spans } from "../spans.js";
+import { legend, showIds, spans } from "../spans.js";
 import { chart, colour } from "../chart.js";
 import { points, spikes } from "../spikes.js";
-import { denied, skipped, successor } from "../successor.js";
+import { denied, proposed, skipped, successor } from "../successor.js";
 
 const id = parameters.plan_id;
 const query = new URLSearchParams(location.search);
@@ -21,6 +21,7 @@ const form = $("#go");
 $("#plan-link").href = `/page/plans/${id}`;
 $("#plan-link").append(h("code", { title: id }, short(id)));
 
+const seen = [];  // the spans of all rows that are shown
 const sources = () => Object.keys(plan.sources);
 // A plan that balances ranks deals the rows of each step anew.
 const ranks = () => (worldSize > 1 ? { world_size: worldSize } : {});
@@ -55,12 +56,14 @@ async function show(first = 0) {
   place();
   try {
     plan ??= await ask(`/v1/plans/${id}`);
-    $("#legend").replaceChildren(...sources().map((name, k) => h("span", {}, dot(colour(k)), name)));
     const share = Math.floor(stageOf(step).global_batch_size / worldSize);
     const begin = rank * share + first;
     const count = Math.min(PAGE, share - first);
     const target = address(`/v1/plans/${id}/rows`, { step, first: begin, count, targets: "true", ...ranks() });
     const response = await ask(target);
+    if (!first) seen.length = 0;
+    seen.push(...response.rows.flatMap((each) => each.spans));
+    $("#legend").replaceChildren(...sources().map((name, k) => h("span", {}, dot(colour(k)), name)), ...legend(seen));
     const shown = [...response.problems.map((each) => h("p", { class: "problem" }, each)), ...response.rows.map(row)];
     if (first) $("#rows").append(...shown, request(target));
     else $("#rows").replaceChildren(...shown, request(target));
@@ -136,11 +139,18 @@ function continued() {
   return Boolean(plan.root);
 }
 
-async function deny(corpus, documents) {
+function deny(corpus, documents) {
   if (continued()) return;
   const at = Number($("#skip").elements.start.value);
-  await successor($("#successor"), id, await denied(plan.plan, at, corpus, documents),
-    `${documents.length === 1 ? "Document" : "Documents"} ${documents.join(", ")} of ${corpus} ${documents.length === 1 ? "is" : "are"} left out from this step on.`);
+  const what = `${documents.length === 1 ? "Document" : "Documents"} ${documents.join(", ")} of ${corpus} ${documents.length === 1 ? "is" : "are"} left out from plan step ${number(at)} on.`;
+  proposed($("#successor"), what, async () => {
+    try {
+      await successor($("#successor"), id, await denied(plan.plan, at, corpus, documents), what);
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      $("#successor").replaceChildren(problem(error));
+    }
+  });
 }
 $("#skip").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -164,6 +174,8 @@ addEventListener("keydown", (event) => {
   if (event.key === "ArrowLeft") go(step - 1);
   if (event.key === "ArrowRight") go(step + 1);
 });
+
+$("#ids").addEventListener("change", (event) => showIds(event.target.checked));
 
 // -- a loss curve
 
