@@ -142,6 +142,12 @@ class CorpusSpec:
         paths = [f"{root.rstrip('/')}/{each}" for each in below] or [root]
         return shlex.quote(",".join(paths) + ("" if split is None else f"#{split}"))
 
+    def index_command(self) -> str:
+        """Return the command that finds the documents; `ID` stands where the spec says no end-of-text id."""
+        dtype = "" if self.dtype is None else f",dtype={self.dtype}"
+        eot = "ID" if self.eot is None else self.eot
+        return f"corpus-server index {self.path_text(self.split)}{dtype},eot={eot}"
+
 
 def tokenizer_source(text: str, folder: Path = Path()) -> str:
     """Return what names a tokenizer: `bytes`, `none`, the absolute path of a file, or `hf://REPOSITORY`.

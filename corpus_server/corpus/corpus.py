@@ -218,7 +218,7 @@ class Corpus(Closing):
         if not self.metadata_paths:
             return None
         if self.num_documents is None:
-            raise self.no_documents(None)
+            raise self.no_documents()
         with self._metadata_lock:
             if self._metadata is None:
                 self._metadata = DocumentTable(self.metadata_paths, self.num_documents, self._open_file)
@@ -303,7 +303,7 @@ class Corpus(Closing):
         Reads all document indices, see `DocumentIndex.sequence_lengths`; refuses a corpus that is cut.
         """
         if not self._indices:
-            raise self.no_documents(None)
+            raise self.no_documents()
         starts, lengths = [], []
         for first, index in zip(self.starts, self._indices, strict=False):
             its = index.sequence_lengths()
@@ -328,9 +328,14 @@ class Corpus(Closing):
             return None
         return self._document_starts[shard_number] + number
 
-    def no_documents(self, number: int | None) -> UnknownDocument:
-        """Return the error for a corpus without an index of documents."""
+    def no_documents(self, number: int | None = None, *, spec: CorpusSpec | None = None) -> UnknownDocument:
+        """Return the error for a corpus without an index of documents.
+
+        Only a command gives its `spec`, whose path the error then names: a server tells no client its paths.
+        """
         remedy = "make one with `corpus-server index PATH,eot=ID`, then restart the server"
+        if spec is not None:
+            remedy = f"make one with `{spec.index_command()}`"
         detail = f"corpus {self.name!r} has no document index"
         return UnknownDocument(detail, parameter="document", received=number, remedy=remedy)
 

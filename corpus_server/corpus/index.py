@@ -93,9 +93,8 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
         if (eot := spec.eot) is not None:
             check_eot(eot, shards)
         elif any(shard.documents is None and shard.listed_ends is None for shard in shards):
-            remedy = f"corpus-server index {spec.path_text()},eot=ID"
             raise InvalidParameter(
-                "the id of the end-of-text token is missing", parameter="eot", remedy=remedy
+                "the id of the end-of-text token is missing", parameter="eot", remedy=spec.index_command()
             )
         missing = sum(shard.data_bytes for shard in shards if shard.documents is None)
         counter = ByteCounter("reading", missing, progress)

@@ -155,6 +155,8 @@ def test_index_mistakes_are_one_clear_line(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "a.bin", [1, 2, 3])
     for corpus, message in (
         (path, f"the id of the end-of-text token is missing (corpus-server index {path},eot=ID)"),
+        (f"{path},dtype=uint8", f"(corpus-server index {path},dtype=uint8,eot=ID)"),
+        (f"{tmp_path}#other", f"(corpus-server index '{tmp_path}#other',eot=ID)"),
         (f"{path},eot=65536", "eot must be a token id in [0, 65535] (uint16 tokens), got 65536"),
         (f"{path},eot=x", "eot must be an id, 0 or more, got 'x'"),
         (f"{path},eto=0", "unknown eto; known are dtype, earlier, eot, exclude,"),

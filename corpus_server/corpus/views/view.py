@@ -59,7 +59,7 @@ class View(Corpus):
     def __init__(self, spec: CorpusSpec, base: Corpus, file: ViewFile) -> None:
         self._base, self.file, header = base, file, file.header
         if base.num_documents is None:
-            raise base.no_documents(None)
+            raise base.no_documents(spec=spec)
         self._check(base)
         self.eot, self.shards, self.dtype, self.num_masks = base.eot, base.shards, base.dtype, base.num_masks
         self.tokenizer, self.tokenizer_name = base.tokenizer, base.tokenizer_name

@@ -59,7 +59,7 @@ def attach(
     target, paths = own_folder(spec), find_tables(source)
     with Corpus.open(spec) as corpus, ExitStack() as opened:
         if not corpus.num_documents:
-            raise corpus.no_documents(None)
+            raise corpus.no_documents(spec=spec)
         if key is not None and keep is not None:
             keep = {*keep, key}
         try:

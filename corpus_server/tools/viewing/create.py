@@ -62,7 +62,7 @@ def create(spec: CorpusSpec, selection: Selection, out: Path) -> ViewHeader:
         raise InvalidParameter("--key needs --documents or --without", parameter="key")
     with Corpus.open(spec) as corpus:
         if corpus.num_documents is None:
-            raise corpus.no_documents(None)
+            raise corpus.no_documents(spec=spec)
         digest = None
         if selection.asks_metadata:
             # Closed before the index is made, which takes memory, too.

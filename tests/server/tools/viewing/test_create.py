@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from corpus_server.corpus.views.file import ViewFile
+from tests.corpora import write_raw
 from tests.serving import run_here
 from tests.views import write_corpus
 
@@ -54,6 +55,21 @@ def counts(folder: Path, out: Path, *options: str | Path) -> np.ndarray:
     assert run.returncode == 0, run.stderr
     with ViewFile(out) as view:
         return view.decoded(0, NUM)
+
+
+@pytest.mark.parametrize("said", ["", ",eot=0"])
+def test_a_corpus_without_documents_is_refused_with_the_command_that_finds_them(
+    tmp_path: Path, said: str
+) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 0, 2, 0], dtype="uint32")
+    done = run_here(
+        "view", "create", f"{path},dtype=uint32{said}", "--where", "true", "--out", tmp_path / "v"
+    )
+    assert done.returncode == 2
+    helps = f"corpus-server index {path},dtype=uint32,eot={'0' if said else 'ID'}"
+    assert f"has no document index (make one with `{helps}`)" in done.stderr
+    indexed = run_here(*helps.replace("ID", "0").split()[1:])
+    assert indexed.returncode == 0, indexed.stderr
 
 
 def test_a_condition_chooses_and_null_does_not(folder: Path, tmp_path: Path) -> None:
