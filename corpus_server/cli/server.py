@@ -37,7 +37,7 @@ class Asked(ABC):
 
     @abstractmethod
     def ask(self, path: str, body: bytes | None = None, **query: Any) -> Any:
-        """Return the JSON that a route responses, to which `body` is posted if there is one.
+        """Return the JSON that a route answers with; `body`, if there is one, is posted to it.
 
         Raises:
             CorpusServerError: the question is refused, or nobody answers.
@@ -80,7 +80,7 @@ class Server(Asked):
             self._opener, self._base = _unix_opener(unquote(urlsplit(self._url).path)), "http://localhost"
 
     def ask(self, path: str, body: bytes | None = None, **query: Any) -> Any:
-        """Return the JSON that a route responses."""
+        """Return the JSON that a route answers with."""
         try:
             request = Request(f"{self._base}{path}" + (f"?{urlencode(query)}" if query else ""), data=body)
             request.add_header(RUN, "corpus-server")
