@@ -47,6 +47,7 @@ def test_describes_itself(tmp_path: Path) -> None:
         "fingerprints": {"sampled": fingerprint},
         "eot": None,
         "tokenizer": None,
+        "tokenizer_identity": None,
         "num_masks": 0,
         "has_metadata": False,
         "shards": [
@@ -76,11 +77,14 @@ def test_a_range_is_the_slice_of_all_shards_joined(
 
 @pytest.mark.parametrize(("start", "count"), [(-1, 1), (0, 7), (6, 1), (7, 0), (3, -1), (2**64, 1)])
 def test_a_range_outside_is_refused(tmp_path: Path, start: int, count: int) -> None:
+    blamed = "count" if 0 <= start <= 6 else "start"
+    expected = {"count": r"start \+ count must be at most 6", "start": r"start must be in \[0, 6\]"}[blamed]
     with (
         open_corpus(_folder(tmp_path / "c", [2, 4]), name="c") as corpus,
-        pytest.raises(InvalidParameter, match=r"start \+ count must be at most 6"),
+        pytest.raises(InvalidParameter, match=expected) as caught,
     ):
         corpus.check_range(start, count)
+    assert caught.value.parameter == blamed
 
 
 @given(shards=st.lists(st.lists(st.integers(0, 4), max_size=5), min_size=1, max_size=4))
@@ -207,7 +211,7 @@ def test_a_tokenizer_that_cannot_be_read_is_an_error_at_opening(tmp_path: Path) 
     with pytest.raises(UnreadableCorpus, match=r"missing\.json: the tokenizer cannot be read: No such file"):
         open_corpus(path, tokenizer=str(tmp_path / "missing.json"))
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UnreadableCorpus, match=r"tokenizer\.json that can be read"):
+    with pytest.raises(UnreadableCorpus, match=r"no tokenizer\.json: it has no field 'model'; give"):
         open_corpus(path)
     assert open_descriptors() == before
 

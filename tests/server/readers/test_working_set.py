@@ -15,6 +15,7 @@ from corpus_server.plan import ORDERS, BoundedShuffle, Order, Plan, Stage
 from corpus_server.plan.orders.order import ShardSizes, WorkingSet, all_shards, neighbouring_shards
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.shards import check_working_set
+from corpus_server.work import Budget
 from tests.plans import PLAIN_ORDERS
 
 
@@ -55,7 +56,7 @@ def bound_as_staged(several: Catalog, order: Order | BoundedShuffle, *names: str
     stages = tuple(
         Stage(from_step=step, global_batch_size=rows, mixture=mixture) for step, rows in ((0, 4), (9, 2))
     )
-    plan = several.bind(Plan(seq_len=10, order=order, stages=stages))
+    plan = several.bind(Plan(seq_len=10, order=order, stages=stages), Budget())
     plan.staged = tuple([shard.file] for _, shard in plan.shards)
     return plan
 
@@ -175,4 +176,4 @@ def test_local_shards_need_no_cache(tmp_path: Path) -> None:
     (tmp_path / "web.bin").write_bytes(bytes(4000))
     with Catalog.open([CorpusSpec.parse(f"web={tmp_path}/web.bin")]) as local:
         plan = Plan(seq_len=10, stages=(Stage(global_batch_size=4, mixture={"web": 1.0}),))
-        check_working_set(local.bind(plan), 0)
+        check_working_set(local.bind(plan, Budget()), 0)
