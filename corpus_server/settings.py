@@ -87,7 +87,7 @@ class Settings:
     while_locked: Path | None = _setting(
         None,
         "Serve the processes of this host that hold a lock (flock) on this file: tell them where the shards "
-        "lie, and end when none is left.",
+        "lie, and end when none is left. With `uds` nothing else is listened on.",
     )
     record_dir: Path | None = _setting(
         None,
@@ -223,8 +223,8 @@ class Settings:
     @property
     def tcp_address(self) -> tuple[str, int] | None:
         """Host and port to listen on; None: only on the Unix socket."""
-        if self.uds is not None and self.host is None and self.port is None:
-            return None
+        if self.uds is not None and ((self.host is None and self.port is None) or self.while_locked):
+            return None  # a loader's own server is for its user: the port of a configuration is for another
         host = DEFAULT_HOST if self.host is None else self.host
         return host, DEFAULT_PORT if self.port is None else self.port
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ from corpus_client import (
 from tests.conftest import ServedCorpus
 from tests.contract.conftest import make_loader, take
 from tests.contract.ranks import GLOBAL_BATCH_SIZE, PLAN, SEQ_LEN
+from tests.corpora import write_raw
 from tests.serving import ROOT, RunningServer, environment, wait_until
 from tests.views import write_corpus, write_view
 
@@ -431,6 +433,7 @@ def test_what_is_no_url_and_no_path_is_refused(tmp_path: Path, monkeypatch: pyte
         ({}, "must name at least one corpus"),
         ({"a b": "/data"}, "corpora must be named by letters"),
         ({"a": 3}, "corpus 'a' must be a path, got 3"),
+        (Path("/data\0web"), "a path must have no NUL"),
     ):
         with pytest.raises(errors.InvalidArgument, match=message):
             make_loader(given)  # type: ignore[arg-type]
@@ -447,6 +450,29 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, runtime: Runtime)
     (tmp_path / "corpus.toml").write_text('[server]\nuds = "socket"\n[corpora.web]\npath = "web"\n')
     with pytest.raises(errors.InvalidArgument, match="must leave out uds, which loaders decide"):
         make_loader(tmp_path / "corpus.toml")
+
+
+def test_the_port_of_a_configuration_is_for_another_server(corpora: Corpora, tmp_path: Path) -> None:
+    """Whoever may connect to a port may read; and the server that it is for may be running."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = f'[server]\nport = {port}\n[corpora.web]\npath = "{corpora["web"].path}"\n'
+        (tmp_path / "corpus.toml").write_text(config)
+        with make_loader(tmp_path / "corpus.toml") as loader:
+            next(loader)
+
+
+def test_files_that_changed_under_another_loader_are_refused_at_once(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "web.bin", np.arange(5000) % 500)
+    with make_loader(path, corpus=None) as first:
+        next(first)
+        write_raw(path, np.arange(5000) % 499)
+        with pytest.raises(errors.LocalCopyMismatch, match="close all loaders of this path"):
+            make_loader(path, corpus=None)
+    with make_loader(path, corpus=None) as anew:
+        next(anew)
 
 
 def test_options_that_are_for_servers_at_a_url_are_refused(corpora: Corpora, tmp_path: Path) -> None:

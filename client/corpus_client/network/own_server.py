@@ -185,6 +185,8 @@ def resolved(given: Servers, network: Network) -> str | Sequence[str] | OwnServe
     if isinstance(given, OwnServer):
         return given
     arguments = _arguments(given)
+    if arguments is not None and "\0" in "".join(arguments):
+        raise errors.InvalidArgument(f"a path must have no NUL, got {_shown(given)!r:.200}")
     if arguments is None:
         return given  # type: ignore[return-value]  # URLs, which `Endpoint` checks
     what = _shown(given)

@@ -249,6 +249,12 @@ class Replicas(AbstractContextManager["Replicas"]):
             except errors.CorpusClientError as error:
                 attempts.remove(attempt)
                 self._end(attempt)
+                if self.own_server is not None and getattr(error, "kind", "") == "corpus-changed":
+                    self._abandon(attempts)
+                    raise errors.LocalCopyMismatch(
+                        f"{self.own_server.what}: {error}; a loader started this server, which has the files "
+                        "as they were then: close all loaders of this path, and make them anew"
+                    ) from error
                 if not may_pass(error) and not isinstance(error, errors.ReplicaUnusable):
                     self._abandon(attempts)
                     raise

@@ -52,8 +52,11 @@ async def corpus(call: Call, name: CorpusName, query: QueryParameters) -> AsgiRe
 async def paths(call: Call, name: CorpusName, query: QueryParameters) -> AsgiResponse:
     """Say where the files of a corpus lie, to the processes for which the server runs (`--while-locked`)."""
     corpus = call.service.corpus(name, call.head.caller)
-    if call.service.settings.while_locked is None:
-        raise Forbidden("only a server that runs with --while-locked says where files lie", parameter="name")
+    if call.service.settings.while_locked is None or call.head.address:
+        raise Forbidden(
+            "only a server that runs with --while-locked says where files lie, on its Unix socket",
+            parameter="name",
+        )
 
     def found() -> Paths:
         return {"paths": {each.file.name: str(each.path) for each in corpus.shards if each.file.is_local}}

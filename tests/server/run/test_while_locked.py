@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import unquote
 
 import psutil
 import pytest
@@ -55,9 +59,16 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_says_where_files_lie_to_nobody_else(path: Path, tmp_path: Path) -> None:
-    with corpus_server.background(f"web={path}", port=0) as url:
-        paths = get(f"{url}/v1/corpora/web/paths")["paths"]
+    """On its Unix socket, in a folder of its user; a port is everybody's on this host."""
+    with corpus_server.background(f"web={path}") as url, socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(unquote(url.removeprefix("uds://")))
+        asked = http.client.HTTPConnection("localhost")
+        asked.sock = connection
+        asked.request("GET", "/v1/corpora/web/paths")
+        paths = json.load(asked.getresponse())["paths"]
     assert paths == {each.name: str(each) for each in path.iterdir()}
+    with corpus_server.background(f"web={path}", port=0) as url, pytest.raises(HTTPError, match="403"):
+        get(f"{url}/v1/corpora/web/paths")
     with RunningServer({"web": path}, tmp_path) as server:
         check_problem(server.get("/v1/corpora/web/paths"), 403, "forbidden", parameter="name")
 
