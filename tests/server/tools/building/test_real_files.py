@@ -115,12 +115,13 @@ A, B = b'{"text":"a"}\n', b'{"text":"b"}\n'
         (".zst", SKIPPABLE + zstandard.compress(A) + SKIPPABLE + zstandard.compress(B) + SKIPPABLE),
         (".zst", zstandard.compress(b"") + zstandard.compress(A + B)),
     ],
+    ids=["gz", "a line in two members", "padded gz", "zst", "skippable frames", "an empty frame"],
 )
 def test_compressed_files_of_several_members(tmp_path: Path, suffix: str, data: bytes) -> None:
     assert read(write(tmp_path / f"a.jsonl{suffix}", data)) == ["a", "b"]
 
 
-@pytest.mark.parametrize("data", [A, gzip.compress(A) + b"garbage!"])
+@pytest.mark.parametrize("data", [A, gzip.compress(A) + b"garbage!"], ids=["plain", "garbage behind"])
 def test_what_is_no_gzip_is_no_text(tmp_path: Path, data: bytes) -> None:
     path = write(tmp_path / "a.jsonl.gz", data)
     with pytest.raises(UnreadableCorpus, match="Not a gzipped file"):
