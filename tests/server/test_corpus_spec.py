@@ -134,7 +134,7 @@ MISTAKES = [
     ("/d/x,exclude=a,", "exclude must be"),
     (
         "/d/x#tarin",
-        "split must be one of train, val, test, dev, eval, valid, validation, other .* got 'tarin'",
+        "split must be one of train, val, test, dev, eval, valid, validation, holdout, other .* got 'tarin'",
     ),
 ]
 

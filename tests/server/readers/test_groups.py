@@ -161,6 +161,6 @@ def test_groups_come_from_the_disk_and_leave_the_page_cache(
             monkeypatch.setattr(registry_module.time, "monotonic", lambda: real() + 61)
             registry.end_idle()
         elif how == "the catalogue is reloaded":
-            ask(96, reloaded.bind(plan))
+            ask(96, reloaded.bind(plan, Budget()))
         wait_until(left)
         prefetcher.close()
