@@ -26,6 +26,12 @@ class Sample(NamedTuple):
     threads: int
 
 
+GROWTH_RULE = (
+    "a worker's private memory grows by less than 8 MiB in the second half; descriptors and threads by none"
+)
+"""When a drill that uses `Growth` passes."""
+
+
 class Growth:
     """Asks for steps and compares them with the file; `samples` are of the worker, `NUM_SAMPLES` in all."""
 

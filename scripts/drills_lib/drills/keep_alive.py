@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scripts.drills_lib.drill import Found
-from scripts.drills_lib.requests import Growth
+from scripts.drills_lib.requests import GROWTH_RULE, Growth
 from scripts.drills_lib.training import Web
 from tests.serving import RunningServer
 
@@ -13,9 +13,7 @@ ROWS = (20, 29, 59)
 COUNT = "200,000 requests"
 SECONDS = 150
 ORACLE = "the file"
-RULE = (
-    "a worker's private memory grows by less than 8 MiB in the second half; descriptors and threads by none"
-)
+RULE = GROWTH_RULE
 
 
 def run(folder: Path, found: Found) -> None:
