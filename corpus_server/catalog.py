@@ -15,20 +15,23 @@ from corpus_server.corpus_spec import CorpusSpec, with_views
 from corpus_server.errors import FingerprintMismatch, InvalidParameter, UnknownCorpus
 from corpus_server.plan import Plan
 from corpus_server.read.bound_plan import BoundPlan, ShardList
+from corpus_server.read.ends import check_eots
+from corpus_server.read.families import with_documents, with_values
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.tables import TableInUse, Tables
 from corpus_server.read.vocabularies import check_tokenizers
-from corpus_server.settings import DEFAULT_CACHE_BYTES, default_cache_dir
+from corpus_server.settings import DEFAULT_CACHE_BYTES, DEFAULT_EXTENT_BYTES, default_cache_dir
 from corpus_server.stores import Cache, Mirror
 from corpus_server.work import Budget
 
 
 class Fitted(NamedTuple):
-    """A plan with its fingerprints, the shards of its corpora, and its tables."""
+    """A plan with its fingerprints, the shards of its corpora, its tables, and those of its family."""
 
     plan: Plan
     opened: ShardList
     tables: Sequence[TableInUse]
+    values: Sequence[TableInUse]
 
     def bind(self, parent: BoundPlan | None = None) -> BoundPlan:
         """Return the bound plan; `parent` is the one that it continues.
@@ -36,14 +39,14 @@ class Fitted(NamedTuple):
         Raises:
             InvalidPlan: the plan does not fit the corpora, see `Sampler`.
         """
-        return BoundPlan(self.plan, self.opened, self.tables, parent)
+        return BoundPlan(self.plan, self.opened, self.tables, self.values, parent)
 
 
 class Catalog(Closing):
     """Open corpora by name; a context manager that closes them.
 
     Attributes:
-        cache: of shards, if a corpus lies in an object store.
+        cache: of extents, if a corpus lies in an object store.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Catalog(Closing):
         reads_ahead: bool = True,
         cache_dir: Path | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        extent_bytes: int = DEFAULT_EXTENT_BYTES,
         tables: Tables | None = None,
         lists_names: bool = True,
     ) -> Catalog:
@@ -85,7 +89,8 @@ class Catalog(Closing):
             reads_ahead: see `Gatherer`.
             tables: that the rows of plans follow from; without them each is built in memory.
             lists_names: whether who asks for an unknown corpus may learn which there are.
-            cache_dir, cache_bytes: of the cache, if a corpus lies in an object store; None: the user's.
+            cache_dir, cache_bytes, extent_bytes: of the cache, if a corpus lies in an object store; without a
+                folder the user's.
 
         Raises:
             InvalidParameter, UnreadableCorpus, MissingPackage: see `Corpus.open`.
@@ -94,7 +99,7 @@ class Catalog(Closing):
         specs = with_views(specs)
         with ExitStack() as mirrors, ExitStack() as opened:
             is_used = any(spec.store for spec in specs)
-            cache = Cache(cache_dir or default_cache_dir(), cache_bytes) if is_used else None
+            cache = Cache(cache_dir or default_cache_dir(), cache_bytes, extent_bytes) if is_used else None
             served = {spec.name for spec in specs}
             for spec in specs:
                 if missing := [name for name in spec.earlier if name not in served]:
@@ -157,7 +162,7 @@ class Catalog(Closing):
         Raises:
             UnknownCorpus: a source is not served here.
             FingerprintMismatch: a corpus has other content than the plan was made for.
-            InvalidPlan: the plan does not fit the corpora, see `Sampler` and `check_tokenizers`.
+            InvalidPlan: the plan does not fit the corpora, see `Sampler`, `check_tokenizers`, `check_eots`.
         """
         chosen: dict[str, Corpus] = {}
         fingerprints = {}
@@ -171,11 +176,14 @@ class Catalog(Closing):
             chosen[name] = found
         plan = plan.bind(fingerprints)
         check_tokenizers(plan, chosen)
+        check_eots(plan, chosen)
+        plan = with_documents(plan, chosen, budget)
+        plan, values = with_values(plan, chosen, self._tables, budget)
         plan, tables = self._tables.bind(plan, chosen, budget, is_kept=is_kept)
         key = tuple(chosen.items())
         if (opened := self._opened.get(key)) is None:
             opened = self._opened[key] = ShardList(chosen, reads_ahead=self._reads_ahead)
-        return Fitted(plan, opened, tables)
+        return Fitted(plan, opened, tables, values)
 
 
 def _mismatch(corpus: Corpus, wanted: str) -> FingerprintMismatch:

@@ -1,7 +1,8 @@
 """All errors that are raised on purpose.
 
 Every error says what was expected, what came and what to do. `slug` is the stable `type` of the problem
-document that an HTTP response makes of it (RFC 9457), `status` the response's status.
+document that an HTTP response makes of it (RFC 9457), `status` the response's status. The first paragraph of
+its docstring and `advice`, what to do, are its row in docs/http.md.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import Self
 
 
 class CorpusServerError(Exception):
-    """Base of all errors raised on purpose.
+    """The server failed; its log says why.
+
+    Base of all errors raised on purpose.
 
     Args:
         detail: one sentence for a person: expectation, value, remedy.
@@ -24,9 +27,12 @@ class CorpusServerError(Exception):
     slug = "internal-error"
     status = 500
     retry_after_seconds: int | None = None
+    advice = "another server, later this one"
 
-    def __init_subclass__(cls, *, slug: str, status: int, retry_after_seconds: int | None = None) -> None:
-        cls.slug, cls.status, cls.retry_after_seconds = slug, status, retry_after_seconds
+    def __init_subclass__(
+        cls, *, slug: str, status: int, retry_after_seconds: int | None = None, advice: str = ""
+    ) -> None:
+        cls.slug, cls.status, cls.retry_after_seconds, cls.advice = slug, status, retry_after_seconds, advice
 
     def __init__(
         self,
@@ -65,26 +71,33 @@ class CorpusServerError(Exception):
         return cls(detail, parameter=parameter, received=received, accepted=accepted, remedy=remedy)
 
 
-class InvalidParameter(CorpusServerError, slug="invalid-parameter", status=422):
-    """A parameter is missing, unknown or outside its range."""
+class InvalidParameter(
+    CorpusServerError, slug="invalid-parameter", status=422, advice="`accepted` has the range"
+):
+    """A parameter is missing, unknown, repeated or outside its range."""
 
 
 class InvalidPlan(CorpusServerError, slug="invalid-plan", status=422):
-    """A plan document contradicts itself or the corpora it names."""
+    """A plan document contradicts itself, the corpora or the limits."""
 
     def renamed(self, before: str, after: str) -> Self:
         """Return the same error about a field that has a more precise name."""
         parameter = self.parameter and self.parameter.replace(before, after)
+        return self._again(self.detail.replace(before, after, 1), parameter)
+
+    def in_file(self, where: str) -> Self:
+        """Return the same error about the document of a file."""
+        return self._again(f"{where}: {self.detail}", self.parameter)
+
+    def _again(self, detail: str, parameter: str | None) -> Self:
         return type(self)(
-            self.detail.replace(before, after, 1),
-            parameter=parameter,
-            received=self.received,
-            accepted=self.accepted,
-            remedy=self.remedy,
+            detail, parameter=parameter, received=self.received, accepted=self.accepted, remedy=self.remedy
         )
 
 
-class ResponseTooLarge(CorpusServerError, slug="response-too-large", status=422):
+class ResponseTooLarge(
+    CorpusServerError, slug="response-too-large", status=422, advice="ask for fewer steps"
+):
     """The response would exceed a limit of the server.
 
     Args:
@@ -104,23 +117,32 @@ class ResponseTooLarge(CorpusServerError, slug="response-too-large", status=422)
         )
 
 
-class TextUnavailable(CorpusServerError, slug="text-unavailable", status=422):
+class TextUnavailable(CorpusServerError, slug="text-unavailable", status=422, advice="another format"):
     """Text was asked of a corpus that has no tokenizer here."""
 
 
-class UnknownCorpus(CorpusServerError, slug="unknown-corpus", status=404):
+class UnknownCorpus(
+    CorpusServerError,
+    slug="unknown-corpus",
+    status=404,
+    advice="`accepted` lists the corpora, unless the server requires tokens",
+):
     """No corpus of that name is served."""
 
 
-class UnknownPlan(CorpusServerError, slug="unknown-plan", status=404):
-    """This replica has not seen the plan; post it and go on."""
+class UnknownPlan(
+    CorpusServerError, slug="unknown-plan", status=404, advice="post it to the same server, ask again"
+):
+    """This server has not seen the plan."""
 
 
 class UnknownDocument(CorpusServerError, slug="unknown-document", status=404):
-    """The corpus has no such document."""
+    """The corpus has no such document, or no document index."""
 
 
-class UnknownRecording(CorpusServerError, slug="unknown-recording", status=404):
+class UnknownRecording(
+    CorpusServerError, slug="unknown-recording", status=404, advice="`/v1/recordings` lists them"
+):
     """No run has recorded losses under that name, or none that the caller may know of."""
 
     @classmethod
@@ -129,28 +151,47 @@ class UnknownRecording(CorpusServerError, slug="unknown-recording", status=404):
         return cls.expected("recording", "one that /v1/recordings lists", name)
 
 
-class FingerprintMismatch(CorpusServerError, slug="fingerprint-mismatch", status=409):
+class UnknownReport(CorpusServerError, slug="unknown-report", status=404, advice="`/v1/reports` lists them"):
+    """No report has that name, or none that the caller may know of."""
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Return the error for a name."""
+        return cls.expected("report", "one that /v1/reports lists", name)
+
+
+class FingerprintMismatch(
+    CorpusServerError, slug="fingerprint-mismatch", status=409, advice="serve that corpus"
+):
     """The plan was made for a corpus of other content."""
 
 
-class UnreadableCorpus(CorpusServerError, slug="unreadable-corpus", status=503):
-    """The files cannot be opened as a corpus."""
+class UnreadableCorpus(
+    CorpusServerError, slug="unreadable-corpus", status=503, advice="the command line shows it"
+):
+    """The files cannot be opened as a corpus: the server does not start."""
 
 
-class MissingPackage(CorpusServerError, slug="missing-package", status=503):
-    """An optional package is not installed."""
+class MissingPackage(
+    CorpusServerError, slug="missing-package", status=503, advice="`remedy` has the `pip` line"
+):
+    """An optional package is not installed: the server does not start, or shows no recordings."""
 
 
-class CorpusChanged(CorpusServerError, slug="corpus-changed", status=503):
+class CorpusChanged(
+    CorpusServerError, slug="corpus-changed", status=503, advice="another server; this one needs a restart"
+):
     """A shard changed on disk after it was opened."""
 
 
-class ReadFailed(CorpusServerError, slug="read-failed", status=503):
+class ReadFailed(
+    CorpusServerError, slug="read-failed", status=503, advice="another server; this one may need a restart"
+):
     """The disk did not deliver the tokens."""
 
 
 class Overloaded(CorpusServerError, slug="overloaded", status=503, retry_after_seconds=1):
-    """The server is at its limit of concurrent responses or connections."""
+    """The server is at its limit of concurrent requests or connections."""
 
 
 class TooManyRequests(CorpusServerError, slug="too-many-requests", status=429, retry_after_seconds=1):
@@ -158,27 +199,39 @@ class TooManyRequests(CorpusServerError, slug="too-many-requests", status=429, r
 
 
 class NotStaged(CorpusServerError, slug="not-staged", status=503, retry_after_seconds=1):
-    """Shards of an object store are on their way to this machine."""
+    """Extents of shards in an object store are on their way to this machine."""
 
 
-class StoreFailed(CorpusServerError, slug="store-failed", status=503, retry_after_seconds=2):
+class StoreFailed(
+    CorpusServerError,
+    slug="store-failed",
+    status=503,
+    retry_after_seconds=2,
+    advice="another server; `remedy` says what to check",
+):
     """An object store did not deliver."""
 
 
 class CacheFull(CorpusServerError, slug="cache-full", status=503, retry_after_seconds=2):
-    """The cache of staged shards has no room for another one."""
+    """All staged extents are in use, or the disk is full."""
 
 
-class CacheTooSmall(CorpusServerError, slug="cache-too-small", status=422):
-    """The order of a plan needs more shards at a time than the cache holds."""
+class CacheTooSmall(
+    CorpusServerError, slug="cache-too-small", status=422, advice="`remedy` has an order that fits"
+):
+    """The plan's order needs more [staged](stores.md) extents at a time than the cache holds."""
 
 
-class StateUnavailable(CorpusServerError, slug="state-unavailable", status=503, retry_after_seconds=5):
-    """The folder of plans cannot be read or written: its disk is full, locked or fails."""
+class StateUnavailable(
+    CorpusServerError, slug="state-unavailable", status=503, retry_after_seconds=5, advice="another server"
+):
+    """The folder of plans cannot be read or written; plans that are known are served."""
 
 
-class Unauthorized(CorpusServerError, slug="unauthorized", status=401):
-    """The request has no token, or one that is unknown or expired.
+class Unauthorized(
+    CorpusServerError, slug="unauthorized", status=401, advice="`Authorization: Bearer TOKEN`"
+):
+    """The server requires a token, and the request has no valid one.
 
     Args:
         is_given: whether it has one.
@@ -190,20 +243,20 @@ class Unauthorized(CorpusServerError, slug="unauthorized", status=401):
         self.challenge = 'Bearer error="invalid_token"' if is_given else "Bearer"
 
 
-class Forbidden(CorpusServerError, slug="forbidden", status=403):
-    """The token is valid, and does not allow this."""
+class Forbidden(CorpusServerError, slug="forbidden", status=403, advice="`remedy` says what"):
+    """A [check](operations.md#checks) refuses the request, or the token may not read the corpus."""
 
 
-class NotReady(CorpusServerError, slug="not-ready", status=503):
-    """The process should get no requests at present."""
+class NotReady(CorpusServerError, slug="not-ready", status=503, advice="another server"):
+    """Of `/readyz`: shutting down, a shard changed, the disk hangs, or plans cannot be stored."""
 
 
-class BadRequest(CorpusServerError, slug="bad-request", status=400):
-    """The bytes received are no HTTP request, or one that could be read in two ways."""
+class BadRequest(CorpusServerError, slug="bad-request", status=400, advice="fix the client"):
+    """The bytes received are no HTTP/1.x request, or one that could be read in two ways."""
 
 
-class RequestTimeout(CorpusServerError, slug="request-timeout", status=408):
-    """The request did not arrive in time."""
+class RequestTimeout(CorpusServerError, slug="request-timeout", status=408, advice="a new connection"):
+    """The head or the body did not arrive in time."""
 
 
 class BodyTooLarge(CorpusServerError, slug="body-too-large", status=413):
@@ -211,11 +264,11 @@ class BodyTooLarge(CorpusServerError, slug="body-too-large", status=413):
 
 
 class UrlTooLong(CorpusServerError, slug="url-too-long", status=414):
-    """The request's target exceeds the limit."""
+    """The request's target exceeds its limit."""
 
 
 class HeadTooLarge(CorpusServerError, slug="head-too-large", status=431):
-    """The request's head exceeds the limit."""
+    """The request's head exceeds its limit."""
 
 
 def printable(text: str) -> str:

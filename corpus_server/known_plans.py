@@ -7,15 +7,17 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import xxhash
 
 from corpus_server.admission.request import Caller
 from corpus_server.catalog import Catalog
 from corpus_server.errors import Forbidden, UnknownPlan
-from corpus_server.plan import Plan
+from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.chain import Continued, Link, parse_document
+from corpus_server.plan.draft import Draft
+from corpus_server.plan.settling import settle
 from corpus_server.plan_store import ID_DIGITS, PlanStore, find_by_prefix
 from corpus_server.plan_store.links import PlacedLink, add_links, chain, has_link, remove_links
 from corpus_server.read.apart import parse_apart
@@ -33,10 +35,15 @@ LARGE_BYTES = 2**20
 process of its own."""
 
 
-PLAN_ID_PATTERN: Final = "^[0-9a-f]{8,64}$"
-"""An id of a plan, or how it begins."""
-
 _IS_READ: Final = "a plan of more than a megabyte is being read"
+
+
+class Kept(NamedTuple):
+    """A plan that was posted, the one that it continues if it does, and its steps if its stages say so."""
+
+    bound: BoundPlan
+    parent: BoundPlan | None
+    num_steps: int | None
 
 
 class KnownPlans:
@@ -107,43 +114,40 @@ class KnownPlans:
         return plans[find_by_prefix(prefix, plans, parameter="plan")]
 
     def keep_document(
-        self,
-        body: bytes | bytearray,
-        caller: Caller,
-        budget: Budget,
-        *,
-        keep: bool = True,
-        run: str = "",
-    ) -> tuple[BoundPlan, BoundPlan | None]:
+        self, body: bytes | bytearray, caller: Caller, budget: Budget, *, keep: bool = True, run: str = ""
+    ) -> Kept:
         """Bind the plan of a posted document, remember it, and keep it in the store.
 
         Args:
             keep: else the plan is only bound, as if it had never been posted.
             run: the name of the run that posts it.
 
-        Returns:
-            The plan, and the one that it continues if it does.
-
         Raises:
             Forbidden: the caller may not read one of its corpora.
             InvalidPlan: the document is not a plan, or does not fit the corpora.
             UnknownCorpus, FingerprintMismatch: see `Catalog.fit`.
         """
-        parsed, parent = self._parsed(body, budget), None
+        parsed, parent, num_steps = self._parsed(body, budget), None, None
         plan: Plan
         if isinstance(parsed, Link):
             parent = self._parent(parsed.parent, caller, budget)
             plan = Continued.of(parent.plan, parsed, is_kept=keep)
+        elif isinstance(parsed, Draft):
+
+            def lay(plan: Plan) -> Sampler:
+                return self._bind(plan, caller, budget, is_kept=keep, is_remembered=False).sampler
+
+            plan, num_steps = settle(parsed, lay)
         else:
             plan = parsed
         bound = self._bind(plan, caller, budget, parent, size=len(body), is_kept=keep, is_remembered=False)
         if not keep:
-            return bound, parent
-        self._store.add(bound.plan.root, owner=caller.name, max_owned=caller.limits.max_plans, run=run)
+            return Kept(bound, parent, num_steps)
+        self._store.add(bound.plan.root, owner=caller.name, max_owned=caller.max_plans, run=run)
         if isinstance(bound.plan, Continued):
-            add_links(self._store, bound.plan, owner=caller.name, max_owned=caller.limits.max_plans)
+            add_links(self._store, bound.plan, owner=caller.name, max_owned=caller.max_plans)
             bound.plan.forget_links()
-        return self._remember(bound), parent
+        return Kept(self._remember(bound), parent, num_steps)
 
     def spelled(self, spelling: Mapping[str, Any], caller: Caller, budget: Budget) -> BoundPlan:
         """Return the plan that is spelled inline; its id can be asked for while it is in memory.
@@ -230,7 +234,7 @@ class KnownPlans:
         key = ("bind", fitted.plan.id, is_remembered)
         return shared(self._jobs, budget, key, bind, is_small=False, what=_IS_READ)
 
-    def _parsed(self, document: bytes | bytearray | str, budget: Budget) -> Plan | Link:
+    def _parsed(self, document: bytes | bytearray | str, budget: Budget) -> Plan | Link | Draft:
         if len(document) <= LARGE_BYTES:
             return parse_document(document)
         fingerprints = {name: corpus.fingerprint for name, corpus in self._catalog.corpora.items()}

@@ -1,7 +1,7 @@
 """Pieces, by which arithmetic tells those who read bytes where the tokens of rows lie.
 
 A piece is a number of consecutive tokens of a shard. A window is one piece. A row of documents joins
-several, and its unused end is a piece of no shard:
+several, and end-of-text between or behind them is a piece of no shard:
 
     places     shard  start  tokens          borders    row 0 is pieces 0 and 1, row 1 is piece 2
                    0    100      12          0
@@ -12,15 +12,18 @@ several, and its unused end is a piece of no shard:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int64Array = NDArray[np.int64]
+UInt64Array = NDArray[np.uint64]
 
 NO_SHARD: Final = -1
 """Stands for a shard's number in a piece of no shard: its start is a token id, which comes `tokens` times."""
+
+_FEW: Final = 256  # searches that take less time one by one
 
 
 class Pieces(NamedTuple):
@@ -66,7 +69,8 @@ class Pieces(NamedTuple):
         kept = counts > 0
         tokens = np.bincount(self.each_once(), weights=counts, minlength=self.num_rows)
         kept[self.borders[:-1]] |= tokens == 0
-        return Pieces(self.places[kept], np.concatenate(([0], kept.cumsum()))[self.borders])
+        places = self.places.compress(kept, axis=0)
+        return Pieces(places, np.concatenate(([0], kept.cumsum()))[self.borders])
 
     def ended(self, length: int, token: NDArray[np.integer] | int) -> Pieces:
         """Return rows of `length` tokens: those that have fewer end with a piece of `NO_SHARD`.
@@ -80,7 +84,12 @@ class Pieces(NamedTuple):
         short = np.flatnonzero(missing)
         ids = np.broadcast_to(np.asarray(token, dtype=np.int64), missing.shape)
         ends = np.stack((np.full_like(short, NO_SHARD), ids[short], missing[short]), axis=1)
-        ended = np.insert(places, borders[short + 1], ends, axis=0)
+        is_end = np.zeros(len(places) + short.size, dtype=np.int64)
+        is_end[borders[short + 1] + np.arange(short.size)] = 1
+        # The rows of both by one index: half of the time of `np.insert`.
+        num_ends, at = is_end.cumsum(), np.arange(is_end.size)
+        at = np.where(is_end, len(places) + num_ends - 1, at - num_ends)
+        ended = np.concatenate((places, ends)).take(at, axis=0)
         return Pieces(ended, borders + np.concatenate(([0], (missing > 0).cumsum())))
 
 
@@ -91,6 +100,23 @@ def expanded(first: NDArray[np.integer], counts: NDArray[np.integer]) -> tuple[N
     numbers = np.repeat(np.asarray(first, dtype=np.int64) - (counts.cumsum() - counts), counts)
     numbers += np.arange(which.size)
     return which, numbers
+
+
+def at_or_below(ascending: NDArray[Any], numbers: NDArray[Any]) -> Int64Array:
+    """Return the place of the last one that is not above each number; the first one is above none.
+
+    Of 8.5 million, 2,048 numbers are found in 0.2 ms, and in 2.5 ms by `searchsorted`: it waits for memory at
+    each halving of each search, and here all searches halve together.
+    """
+    numbers = numbers.astype(ascending.dtype)  # of its type: NumPy would convert the whole array
+    if numbers.size < _FEW:
+        return ascending.searchsorted(numbers, side="right") - 1
+    found, left = np.zeros(numbers.shape, dtype=np.int64), ascending.size
+    while left > 1:
+        half = left >> 1
+        found += (ascending.take(found + half) <= numbers) * np.int64(half)
+        left -= half
+    return found
 
 
 def split(bounds: Int64Array, starts: Int64Array, stops: Int64Array) -> Pieces:
@@ -105,5 +131,5 @@ def split(bounds: Int64Array, starts: Int64Array, stops: Int64Array) -> Pieces:
     row, shards = expanded(low, counts)
     begins, ends = np.maximum(starts[row], bounds[shards]), np.minimum(stops[row], bounds[shards + 1])
     kept = begins < ends  # not of an empty shard
-    places = np.stack((shards, begins - bounds[shards], ends - begins), axis=1)[kept]
+    places = np.stack((shards, begins - bounds[shards], ends - begins), axis=1).compress(kept, axis=0)
     return Pieces(places, np.concatenate(([0], np.bincount(row[kept], minlength=starts.size).cumsum())))

@@ -26,6 +26,8 @@ MIB = 2**20
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_CACHE_BYTES = 64 * 2**30
+DEFAULT_EXTENT_BYTES = 16 * MIB  # a block of recorded hashes, so that each extent can be checked as it comes
+_PAGE_BYTES = 4096
 _MAX_SOCKET_PATH_BYTES = 107  # what a `sockaddr_un` holds without the NUL at its end (unix(7))
 
 
@@ -93,6 +95,10 @@ class Settings:
         None,
         "Folder of losses that training runs recorded, or of one such folder a run; the page shows them.",
     )
+    report_dir: Path | None = _setting(
+        None,
+        "Folder of reports that `find --out` wrote, or of one such folder a report; the page shows them.",
+    )
     # 64 MiB are 32 steps of 512 x 2,049 uint16 tokens.
     max_response_bytes: int = _setting(
         64 * MIB, "Largest response body.", accepted=(1, 2**40), shown="64 MiB"
@@ -147,11 +153,17 @@ class Settings:
     )
     cache_dir: Path = _setting(
         default_cache_dir,
-        "Folder for shards of object stores, read now or next; several servers may share it.",
+        "Folder for extents of object stores, read now or next; several servers may share it.",
         shown="~/.cache/corpus-server",
     )
     cache_bytes: int = _setting(
-        DEFAULT_CACHE_BYTES, "Most bytes of shards in cache_dir.", accepted=(1, 2**60), shown="64 GiB"
+        DEFAULT_CACHE_BYTES, "Most bytes of extents in cache_dir.", accepted=(1, 2**60), shown="64 GiB"
+    )
+    extent_bytes: int = _setting(
+        DEFAULT_EXTENT_BYTES,
+        "Bytes of a shard in an object store that are fetched and removed as one; a multiple of 4,096.",
+        accepted=(_PAGE_BYTES, 2**30),
+        shown="16 MiB",
     )
     log_level: str = _setting(
         "info",
@@ -181,6 +193,8 @@ class Settings:
             accepted = f"a path of at most {_MAX_SOCKET_PATH_BYTES} bytes, as the system demands"
             detail = f"uds must be {accepted}, got {length}: {self.uds}"
             raise InvalidParameter(detail, parameter="uds", received=str(self.uds), accepted=accepted)
+        if self.extent_bytes % _PAGE_BYTES:
+            raise InvalidParameter.expected("extent_bytes", "a multiple of 4096", self.extent_bytes)
         if self.allow is not None:
             networks(self.allow)
         if (self.tls_certificate is None) != (self.tls_key is None):

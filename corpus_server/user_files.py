@@ -14,8 +14,10 @@ import io
 import json
 import os
 import stat
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from typing import Any
 MAX_BYTES = 16 * 2**20
 """Bytes of a configuration of 10,000 corpora, four times over."""
 
-_TOO_DEEP = "its tables and lists are nested too deeply"
+_TOO_DEEP = "is nested deeper than the 1,000 levels or so that can be read"
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -82,12 +84,47 @@ def is_lfs_pointer(head: bytes) -> bool:
     return head.startswith(b"version https://git-lfs")
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Return what a JSON text says; raise ValueError for whatever cannot be read."""
+class BeyondLimit(ValueError):
+    """A text that is right, and beyond what can be read; the message is a predicate."""
+
+
+class GivenTwice(BeyondLimit):
+    """An object of JSON in which a name stands twice: which of its values is meant is not known."""
+
+
+@contextmanager
+def json_limits() -> Iterator[None]:
+    """Raise `BeyondLimit` where Python's parser meets one of its limits."""
     try:
-        return json.loads(text)
+        yield
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        raise BeyondLimit(_TOO_DEEP) from None
+    except (UnicodeError, GivenTwice):
+        raise
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError):
+            raise
+        digits = sys.get_int_max_str_digits()
+        raise BeyondLimit(f"holds a whole number of more than {digits:,} digits") from None
+
+
+def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of some names and values, as `object_pairs_hook` of `json.loads` gives them."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise GivenTwice(f"{name!r:.80} is given twice")
+    return fields
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text says.
+
+    Raises:
+        ValueError: it cannot be read, or an object gives a name twice.
+    """
+    with json_limits():
+        return json.loads(text, object_pairs_hook=once_each)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -95,12 +132,20 @@ def parse_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        raise BeyondLimit(_TOO_DEEP) from None
 
 
 def reason_of(error: Exception) -> str:
     """Return why a file could not be read or parsed, in one short line without the path and the number."""
     return f"{getattr(error, 'strerror', None) or error}"[:300]
+
+
+def folders_with(folder: Path | None, holds: Callable[[Path], bool]) -> dict[str, Path]:
+    """Return a folder and the folders in it, as far as `holds` says so; by name, in order of the names."""
+    if folder is None or not folder.exists():
+        return {}
+    inside = sorted(each for each in folder.iterdir() if each.is_dir())
+    return {each.name: each for each in (folder, *inside) if holds(each)}
 
 
 @contextmanager

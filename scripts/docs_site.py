@@ -1,4 +1,8 @@
-"""Hooks of MkDocs: pages that lie outside docs/, the reference of the commands, links that leave the site."""
+"""Hooks of MkDocs: pages that lie outside docs/, the reference of the commands, links that leave the site.
+
+Beside the pages the site has two texts for language models (llmstxt.org): `llms.txt` lists the pages, and
+`llms-full.txt` holds all of them, as Markdown.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +29,8 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
 }
 """Files outside docs/ and the pages of the site that show them."""
+
+_nav: list[Navigation] = []  # of the site that is built; MkDocs shows it to one hook only
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -53,6 +60,43 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return relpath(shown, dirname(here) or ".") + hash_sign + anchor  # MkDocs reports what does not exist
 
     return relink(four_spaces(markdown), dirname(source), target)
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """Keep the order of the pages for the texts that list them."""
+    _nav[:] = [nav]
+    return nav
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write `llms.txt` and `llms-full.txt`."""
+    pages = _nav[0].pages
+    chapters: dict[str, list[str]] = {}
+    for page in pages:
+        chapter = page.parent.title if isinstance(page.parent, Section) else "Pages"
+        about = first_sentence(page.markdown or "")
+        chapters.setdefault(chapter, []).append(f"- [{page.title}]({_address(page)}): {about}")
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    lines += ["All pages in one file: [llms-full.txt](llms-full.txt)"]
+    for chapter, listed in chapters.items():
+        lines += ["", f"## {chapter}", "", *listed]
+    site = Path(config.site_dir)
+    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    whole = (f"<!-- {_address(page)} -->\n\n{(page.markdown or '').strip()}\n" for page in pages)
+    (site / "llms-full.txt").write_text("\n".join(whole), encoding="utf-8")
+
+
+def _address(page: Page) -> str:
+    return page.canonical_url or page.url or "./"
+
+
+def first_sentence(markdown: str) -> str:
+    """Return the first sentence of a page's first paragraph, without links and emphasis."""
+    paragraphs = re.split(r"\n\s*\n", markdown)
+    marks = ("#", "|", "!", "-", "    ", "<", ":::", "```")
+    text = next((each for each in paragraphs if each.strip() and not each.startswith(marks)), "")
+    plain = re.sub(r"\[([^\]]+)\]\([^)]*\)|\*\*", lambda found: found[1] or "", " ".join(text.split()))
+    return re.split(r"(?<=[.:?!]) (?=[A-Z])", plain)[0]
 
 
 def four_spaces(markdown: str) -> str:

@@ -9,10 +9,12 @@ recorded losses are made up.
 
 from __future__ import annotations
 
+import argparse
 import io
 import itertools
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -52,7 +54,9 @@ PLAN: dict[str, Any] = {"seq_len": 256, "seed": 1337, "stages": STAGES}
 
 def main() -> None:
     """Serve, make traffic, take the pictures."""
-    chosen = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("view", nargs="*", help="all, if none is named")
+    chosen = parser.parse_args().view
     corpus = text.build(ROOT / ".cache" / "quickstart" / "corpus", corpus_mb=CORPUS_MB, report=print)
     names = dict(zip(("library", "held-out"), text.SPLITS, strict=True))
     port = claim_port()
@@ -61,9 +65,11 @@ def main() -> None:
         served = [f"{name}={corpus / split}" for name, split in names.items()]
         command = [sys.executable, "-m", "corpus_server", "serve", *served, "--port", str(port)]
         command += ["--workers", "2", "--state-dir", state, "--log-level", "warning", "--record-dir", state]
+        command += ["--report-dir", state]
         with running(command, ready=partial(is_ready, url)), sync_playwright() as playwright:
             plans = [post(url, each, run) for each, run in variants()]
             record(url, Path(state, "run-17"))
+            report(url, corpus, plans[0], Path(state, "benchmark"))
             chromium = shutil.which("chromium")
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             with training(url, plans[0]):
@@ -98,6 +104,7 @@ def addresses(plans: list[str]) -> dict[str, str]:
         "diff": f"/page/plans/{plans[0]}/diff/{plans[1]}",
         "lookup": f"/page/lookup?plan={plans[0]}&corpus=library&document=3&epochs=2",
         "recording": "/page/recordings/run-17",
+        "report": "/page/reports/benchmark",
         "live": "/page/live",
     }
 
@@ -115,6 +122,9 @@ def take(browser: Browser, url: str, view: str, address: str) -> None:
             page.get_by_text("Find spikes of a loss curve").click()
             page.get_by_label("Lines of step,loss").fill(losses())
             page.locator("#curve button").first.click()
+        if view == "report":
+            page.get_by_role("button", name="Show the text").first.click()
+        page.evaluate("scrollTo(0, 0)")  # a click scrolls to its button
         page.wait_for_timeout(1500)  # charts are drawn, and the first event has come
         is_whole = (form != "phone" and view == "live") or (view, form) == ("recording", "light")
         picture = Image.open(io.BytesIO(page.screenshot(full_page=is_whole))).convert("RGB")
@@ -146,6 +156,22 @@ def record(url: str, folder: Path) -> None:
             loader.record(batch.step, found)
 
 
+def report(url: str, corpus: Path, plan: str, folder: Path) -> None:
+    """Look for items of which some stand in the corpus, and for the steps that saw them."""
+    documents = list(text.documents(CORPUS_MB * 1_000_000))
+    items = folder.with_suffix(".jsonl")
+    with items.open("w") as file:
+        for number, document in enumerate(documents[20:400:40]):
+            copied = document[len(document) // 2 :][: 320 - 25 * number]
+            file.write(
+                json.dumps({"text": f"Go on with this text: {copied} What comes next, and why?"}) + "\n"
+            )
+    command = [sys.executable, "-m", "corpus_server", "find", f"library={corpus / text.SPLITS[0]}"]
+    command += ["--items", items.name, "--out", str(folder), "--plan", plan, "--before-step", "700"]
+    command += ["--server", url]
+    subprocess.run(command, cwd=folder.parent, check=True, stdout=subprocess.DEVNULL)
+
+
 def post(url: str, document: dict[str, Any], run: str) -> str:
     """Post a plan; return its id."""
     with closing(connect(url)) as connection:
@@ -156,20 +182,20 @@ def post(url: str, document: dict[str, Any], run: str) -> str:
 @contextmanager
 def training(url: str, plan: str) -> Iterator[None]:
     """Read a plan as `WORLD_SIZE` ranks do, until the block ends."""
-    ends = threading.Event()
+    ends = threading.Barrier(WORLD_SIZE)
     ranks = [threading.Thread(target=train, args=(url, plan, rank, ends)) for rank in range(WORLD_SIZE)]
     for rank in ranks:
         rank.start()
     try:
         yield
     finally:
-        ends.set()
+        ends.abort()
         for rank in ranks:
             rank.join()
 
 
-def train(url: str, plan: str, rank: int, ends: threading.Event) -> None:
-    """Ask for one step after another, now quickly and now slowly; rank 2 is the slowest."""
+def train(url: str, plan: str, rank: int, ranks: threading.Barrier) -> None:
+    """Ask for one step after another, now quickly and now slowly; the ranks wait for each other at each."""
     with closing(connect(url)) as connection:
         for step in itertools.count(100):
             query = {"plan": plan, "step": step, "rank": rank, "world_size": WORLD_SIZE}
@@ -178,8 +204,10 @@ def train(url: str, plan: str, rank: int, ends: threading.Event) -> None:
             said = {"Corpus-Run": RUN, "Corpus-Trained-Step": str(step - AHEAD)}
             connection.request("GET", f"/v1/batches?{urlencode(query)}", headers=said)
             connection.getresponse().read()
-            pause = 0.02 + 0.015 * (time.time() // 20 % 3) + (0.01 if rank == 2 else 0)
-            if ends.wait(pause):
+            time.sleep(0.02 + 0.015 * (time.time() // 20 % 3))
+            try:
+                ranks.wait()
+            except threading.BrokenBarrierError:
                 return
 
 

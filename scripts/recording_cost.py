@@ -16,6 +16,7 @@ lock and for a core.
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import tempfile
@@ -86,7 +87,9 @@ def shown(blocks: npt.NDArray[np.float64]) -> str:
 
 def main() -> None:
     """Print a table."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 12
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("rounds", type=int, nargs="?", default=12)
+    rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     (RowWriter.__init__.__kwdefaults__ or {})["flush_seconds"] = 1.0
     port, train = claim_port(), training_step()

@@ -23,6 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +69,7 @@ def served(tree: Path, corpus: Path, num_workers: int) -> Iterator[tuple[psutil.
         command = [sys.executable, "-m", "corpus_server", "serve", f"web={corpus}", "--port", str(port)]
         command += ["--workers", str(num_workers), "--state-dir", state_dir, "--log-level", "warning"]
         began = time.monotonic()
-        with running(command, tree=tree) as process:
-            wait(port, "/readyz")
+        with running(command, tree=tree, ready=partial(is_answered, port, "/readyz")) as process:
             seconds = time.monotonic() - began
             server = psutil.Process(process.pid)
             cpu_seconds = 0.0

@@ -20,6 +20,7 @@ class Hub:
         repositories: `datasets/ORG/NAME` or `ORG/NAME` -> its commits by branch or tag, as bytes by name.
         gated: repositories whose files nobody may read without `token`.
         sizes: what the hub says of files instead of the truth: (repository, name) -> bytes.
+        licenses: what the cards of repositories say.
         asked: paths of all requests, in order.
         downloads: names of the files that were sent.
         status: of every response, if it is an error.
@@ -29,6 +30,7 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     token: str | None = None
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
+    licenses: dict[str, str] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)
     status: int = 200
@@ -82,6 +84,8 @@ class Hub:
                         siblings = [{"rfilename": name} for name in files]
                         name = repository.removeprefix("datasets/")
                         about = {"id": name, "sha": commit, "siblings": siblings}
+                        if repository in hub.licenses:
+                            about["cardData"] = {"license": hub.licenses[repository]}
                         tree = [
                             {
                                 "type": "file",

@@ -94,6 +94,17 @@ def loaded_by(statements: str) -> set[str]:
     return set(done.stdout.split())
 
 
+def loaded_by_command(*words: str) -> set[str]:
+    """Return the modules that `corpus-client` has loaded when it ends."""
+    return loaded_by(f"""
+import contextlib, io, sys
+from corpus_client.__main__ import main
+sys.argv = ["corpus-client", *{words!r}]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()
+""")
+
+
 def chapter(page: str, heading: str) -> str:
     """Return a chapter of a page."""
     return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]

@@ -20,7 +20,7 @@ THREE = Case(**CASES["three paths, two epochs"]["case"])
 
 def names(case: Case) -> list[str]:
     """Return names whose order is not the blend's, since a plan's sources are sorted."""
-    return [f"{'zyxw'[number]}-{number}" for number in range(len(case.lengths))]
+    return [f"{chr(ord('z') - number)}-{number}" for number in range(len(case.lengths))]
 
 
 def document(case: Case, batch_size: int = 1, **stage: Any) -> dict[str, Any]:

@@ -47,9 +47,11 @@ class ReferencePlan:
     def __init__(self, plan: Mapping[str, Any], shard_tokens: Mapping[str, Sequence[int]]) -> None:
         self.plan = second.SecondPlan(plan, shard_tokens)
         self.stages, self.skip_steps = plan["stages"], self.plan.skip_steps
+        self.windows = {
+            name: rows for (name, _), rows in self.plan.rows.items() if isinstance(rows, second.Windows)
+        }
         self.sources = {
-            name: ReferenceSource(shard_tokens[name], windows.n)
-            for name, windows in self.plan.windows.items()
+            name: ReferenceSource(shard_tokens[name], windows.n) for name, windows in self.windows.items()
         }
         self.first_shard = self.plan.first_shards
         self.units = [stage.units for stage in self.plan.stages]
@@ -57,7 +59,7 @@ class ReferencePlan:
         # bases[k]: windows that each source has given before stage k.
         self.bases = [stage.positions for stage in self.plan.stages]
         self.denied = [
-            {name: [range(*each) for each in excluded] for name, excluded in stage.excluded.items()}
+            {name: [range(*each) for each in excluded] for (name, _), excluded in stage.excluded.items()}
             for stage in self.plan.stages
         ]
         self.plan_step = self.plan.plan_step
@@ -82,7 +84,7 @@ class ReferencePlan:
         """One row of a plan step, skipped or not."""
         stage, name, position = self.plan.position(plan_step, row)
         window, epoch, substitute = self.plan.window(stage, name, position)
-        shard, start = self.plan.windows[name].place(window)
+        shard, start = self.windows[name].place(window)
         start += row % stage.parts * stage.seq_len
         step = self.training_step(plan_step)
         return Row(plan_step, step, row, name, position, epoch, shard, start, substitute)

@@ -13,13 +13,14 @@ import math
 import struct
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
 import xxhash
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -31,6 +32,9 @@ BLOCK_ROWS: Final = 65536
 CIRCLE_PLACES: Final = 32
 """How many places of a group's circle are looked at for a substitute."""
 
+CLASS_PLACES: Final = 256
+"""How many places of a class's circle are looked at for a substitute of a piece that is left out."""
+
 BLOCK_DOCUMENTS: Final = 262_144
 CLASS_PIECES: Final = 128
 """A class with so many pieces takes no further length."""
@@ -39,6 +43,10 @@ Range = tuple[int, int]
 """A half-open range, as (start, stop)."""
 Document = tuple[int, int]
 """A document, as (first token, tokens); tokens are counted through the source's shards."""
+Place = tuple[int, int, int]
+"""Consecutive tokens of a shard, as (number of the shard in its source, first token, tokens)."""
+Laid = tuple[str, int]
+"""Rows of a source, as (its name, seq_len that they are made for)."""
 Pattern = tuple[tuple[int, ...], int]
 """Rows that hold pieces of the same classes, as (list of classes, height)."""
 
@@ -128,17 +136,77 @@ def draw(counter: int, bound: int, key: int) -> int:
         attempt += 1
 
 
-# Windows
+# Rows
 
 
-class Windows:
+@dataclass(frozen=True)
+class Source:
+    """A source of a plan; `fields` are those of the plan's `rows`."""
+
+    name: str
+    seed: int
+    seq_len: int
+    stride: int
+    fields: Mapping[str, Any]
+    shard_tokens: Sequence[int]
+    documents: Sequence[Document]
+    opened: Collection[int] = ()
+    eot_first: bool = False
+    values: Sequence[Any] = ()  # of the documents, in the column of a family
+
+
+class Rows:
+    """Rows of a source that hold one unit each: `n`, and what else a class of `ROWS` must say.
+
+    Rows that hold several units have another `held`.
+    """
+
+    n: int
+    own_lengths = False  # whether a stage of another seq_len has rows made for it, and not parts of windows
+
+    def __init__(self, source: Source) -> None:
+        raise NotImplementedError
+
+    def places(self, unit: int) -> list[Place]:
+        """Return the tokens that a unit stands for."""
+        raise NotImplementedError
+
+    def tokens_of(self, unit: int) -> Range:
+        """Return the tokens of the source that a unit holds; they lie one after another."""
+        raise NotImplementedError
+
+    def touched(self, tokens: Range) -> Iterable[Range]:
+        """Yield the units that hold a token of a range of the source's tokens, as ranges of units."""
+        raise NotImplementedError
+
+    def held(
+        self,
+        row: int,
+        epoch: int,
+        excluded: Sequence[Range] | LeftOut,
+        exclude_key: int,
+        groups: Groups | None,
+    ) -> list[Place]:
+        """Return what a row holds in an epoch of the source; `excluded` are sorted ranges of units."""
+        unit, _ = unless_excluded(row, self.n, epoch, excluded, exclude_key, groups)
+        return self.places(unit)
+
+    @staticmethod
+    def spelled(sources: Iterable[Source]) -> dict[str, Any]:
+        """Return the fields of the canonical document."""
+        return dict(next(iter(sources)).fields)
+
+
+class Windows(Rows):
     """The windows of a source: those of its shards, one shard after the other."""
 
-    def __init__(self, shard_tokens: Sequence[int], seq_len: int, stride: int) -> None:
-        self.seq_len, self.stride = seq_len, stride
-        self.counts = [max(0, (tokens - seq_len - 1) // stride + 1) for tokens in shard_tokens]
+    def __init__(self, source: Source) -> None:
+        self.seq_len, self.stride = source.seq_len, source.stride
+        self.counts = [
+            max(0, (tokens - self.seq_len - 1) // self.stride + 1) for tokens in source.shard_tokens
+        ]
         self.first_windows = [0, *accumulate(self.counts)]
-        self.first_tokens = [0, *accumulate(shard_tokens)]
+        self.first_tokens = [0, *accumulate(source.shard_tokens)]
         self.n = sum(self.counts)
         if self.n == 0:
             raise ValueError("a source needs at least one window")
@@ -148,8 +216,18 @@ class Windows:
         shard = bisect_right(self.first_windows, window) - 1  # the last, and so never a shard without windows
         return shard, (window - self.first_windows[shard]) * self.stride
 
+    def places(self, unit: int) -> list[Place]:
+        """See `Rows.places`."""
+        return [(*self.place(unit), self.seq_len + 1)]
+
+    def tokens_of(self, unit: int) -> Range:
+        """See `Rows.tokens_of`."""
+        shard, start = self.place(unit)
+        first = self.first_tokens[shard] + start
+        return first, first + self.seq_len + 1
+
     def touched(self, tokens: Range) -> Iterable[Range]:
-        """Yield, shard by shard, the windows that hold a token of a range of the source's tokens."""
+        """See `Rows.touched`; shard by shard."""
         for shard, count in enumerate(self.counts):
             start = max(tokens[0], self.first_tokens[shard]) - self.first_tokens[shard]
             stop = min(tokens[1], self.first_tokens[shard + 1]) - self.first_tokens[shard]
@@ -320,7 +398,7 @@ class Stage:
     units: dict[str, int]
     exclude: dict[str, list[Range]]  # of this stage alone
     positions: dict[str, int]  # of all sources, at the stage's start
-    excluded: dict[str, list[Range]]  # windows or pieces, by the ranges of this and all earlier stages
+    excluded: dict[Laid, list[Range]]  # windows or pieces, by the ranges of this and all earlier stages
 
     def source_and_rank(self, row: int) -> tuple[str, int]:
         """Return the source of a row of the stage, and the row's rank among those of the source."""
@@ -404,13 +482,13 @@ class Groups:
         index, size, epoch = offset - self.start(group), self.size(group), self.epoch * self.groups + group
         return self.laid(group, permute(index, size, self.windows_key, epoch))
 
-    def following(self, window: int) -> Iterable[int]:
+    def following(self, window: int, circle_key: int) -> Iterable[int]:
         """Yield the windows after `window` on its group's circle that are looked at for a substitute."""
         group, index = self.index_of(window)
         size, epoch = self.size(group), self.epoch * self.groups + group
-        place = invert(index, size, self.circle_key, epoch)
+        place = invert(index, size, circle_key, epoch)
         for distance in range(1, CIRCLE_PLACES + 1):
-            yield self.laid(group, permute((place + distance) % size, size, self.circle_key, epoch))
+            yield self.laid(group, permute((place + distance) % size, size, circle_key, epoch))
 
 
 # Exclusions
@@ -434,7 +512,95 @@ def substitute(window: int, n: int, excluded: Sequence[Range], exclude_key: int,
     return chosen
 
 
+def unless_excluded(
+    unit: int,
+    n: int,
+    epoch: int,
+    excluded: Sequence[Range] | LeftOut,
+    exclude_key: int,
+    groups: Groups | None,
+) -> tuple[int, bool]:
+    """Return a row's unit, or its substitute if the unit is excluded or left out, and whether it is one."""
+    if isinstance(excluded, LeftOut):
+        return excluded.unless_left_out(unit, n, epoch, groups)
+    if not holds(excluded, unit):
+        return unit, False
+    for nearby in groups.following(unit, groups.circle_key) if groups else ():
+        if not holds(excluded, nearby):
+            return nearby, True
+    return substitute(unit, n, excluded, exclude_key, epoch), True
+
+
+# Families
+
+
+def numbers_by(values: Sequence[Any]) -> list[int]:
+    """Return what stands for each document in a family with `by`."""
+    found = []
+    for document, value in enumerate(values):
+        text = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+        found.append(document if value is None else xxhash.xxh3_64_intdigest(text.encode()))
+    return found
+
+
+class LeftOut:
+    """What a member of a family leaves out of a source; `place` says which tokens a unit stands for."""
+
+    def __init__(self, family: Mapping[str, Any], source: Source, places: Callable[[int], Range]) -> None:
+        self.documents, self.places = source.documents, places
+        family_key = key("family", family.get("seed", 0), source.name)
+        self.member_key = mix((family_key + (family["member"] + 1) * GOLDEN) & U64)
+        self.circle_key = mix(self.member_key)
+        self.bound = math.floor(Fraction(family["leave_out"]) * 2**53)
+        self.numbers = numbers_by(source.values) if "by" in family else None
+        self.known: dict[int, bool] = {}  # units
+
+    def leaves_out(self, document: int) -> bool:
+        """Return whether a document is left out."""
+        number = document if self.numbers is None else self.numbers[document]
+        return mix((self.member_key + (number + 1) * GOLDEN) & U64) >> 11 < self.bound
+
+    def holds(self, unit: int) -> bool:
+        """Return whether a unit holds a token of a document that is left out."""
+        if unit not in self.known:
+            begin, end = self.places(unit)
+            self.known[unit] = any(
+                max(start, begin) < min(start + tokens, end) and self.leaves_out(document)
+                for document, (start, tokens) in enumerate(self.documents)
+            )
+        return self.known[unit]
+
+    def unless_left_out(self, window: int, n: int, epoch: int, groups: Groups | None) -> tuple[int, bool]:
+        """Return a row's window, or its substitute, and whether it is one."""
+        if not self.holds(window):
+            return window, False
+        for nearby in groups.following(window, self.circle_key) if groups else ():
+            if not self.holds(nearby):
+                return nearby, True
+        place = invert(window, n, self.circle_key, epoch)
+        for distance in range(1, n):
+            other = permute((place + distance) % n, n, self.circle_key, epoch)
+            if not self.holds(other):
+                return other, True
+        raise ValueError("at least one window of each source is not left out")
+
+    def piece(self, first: int, place: int, size: int, class_epoch: int) -> int | None:
+        """Return a piece of a class, by its place in it, or its substitute; None: the slot stays empty."""
+        if not self.holds(first + place):
+            return place
+        at = invert(place, size, self.circle_key, class_epoch)
+        for distance in range(1, min(CLASS_PLACES, size - 1) + 1):
+            other = permute((at + distance) % size, size, self.circle_key, class_epoch)
+            if not self.holds(first + other):
+                return other
+        return None
+
+
 # Rows of documents
+
+
+BODY, TAIL, WHOLE, FULL = range(4)
+"""Kinds of pieces, in the order in which their classes are numbered."""
 
 
 @dataclass(frozen=True)
@@ -444,18 +610,45 @@ class Piece:
     document: int
     start: int  # counted through the source's shards
     tokens: int
+    length: int  # with the end-of-text token behind the document, where one is counted
+    kind: int
+    is_followed: bool  # by an end-of-text token of its own
 
 
-def cuts(number: int, document: Document, seq_len: int) -> list[Piece]:
+def cuts(number: int, source: Source) -> list[Piece]:
     """Return the pieces of document `number` of a source."""
-    start, length = document
-    count = -(-(length - 1) // seq_len) if length else 0
-    stops = [min((k + 1) * seq_len, length - 1) + 1 for k in range(count)]
-    return [Piece(number, start + k * seq_len, stop - k * seq_len) for k, stop in enumerate(stops)]
+    (start, tokens), seq_len = source.documents[number], source.seq_len
+    is_open, eot_first, begin = number in source.opened, source.eot_first, source.fields.get("begin")
+    predictions = tokens if eot_first else tokens + is_open - 1
+    if predictions < 1 or (eot_first and tokens == 1 and not is_open):
+        return []
+    first = 0  # predictions of cut 0, if it is no longer than another
+    each = seq_len
+    if begin:
+        first = 0 if eot_first and is_open else seq_len
+        most = max(1, seq_len - max(1, seq_len // 16))
+        rest = predictions - first
+        each = -(-rest // -(-rest // most)) if rest > 0 else seq_len
+    borders = [0] + [first] * (0 < first < predictions)
+    while borders[-1] + each < predictions and predictions > first:
+        borders.append(borders[-1] + each)
+    found = []
+    for cut, (begins, ends) in enumerate(zip(borders, [*borders[1:], predictions], strict=True)):
+        is_last, length = ends == predictions, ends - begins + 1
+        if length == seq_len + 1:
+            kind = FULL
+        elif begin:
+            kind = WHOLE if cut == 0 and first else TAIL if is_last else BODY
+        else:
+            kind = TAIL if eot_first and (cut or is_open) else WHOLE
+        own = min(ends, tokens - 1) - begins + 1
+        is_followed = is_open and is_last and not eot_first
+        found.append(Piece(number, start + begins, own, length, kind, is_followed))
+    return found
 
 
 def rooms(tails: Mapping[int, int]) -> dict[int, int]:
-    """Return for each length of a block's tails the room of its class; `tails` counts them by length."""
+    """Return for each length of a block's tails the longest of its class; `tails` counts them by length."""
     found: dict[int, int] = {}
     room = size = 0
     for length in sorted(tails, reverse=True):
@@ -466,11 +659,23 @@ def rooms(tails: Mapping[int, int]) -> dict[int, int]:
     return found
 
 
-def spread(classes: Sequence[tuple[int, int]], row_tokens: int) -> list[Pattern]:
-    """Return the patterns of a block's tails, sorted; `classes` are (room, size) in order of room."""
-    by_space: dict[int, deque[tuple[int, ...]]] = defaultdict(deque)  # lists; longest at this space first
-    by_space[row_tokens].extend([()] * -(-sum(room * size for room, size in classes) // row_tokens))
-    for number, (room, size) in reversed(list(enumerate(classes))):
+BySpace = dict[int, deque[tuple[int, ...]]]
+"""Lists of classes by the space of their rows; those that are at this space for the longest time first."""
+
+
+def spread(
+    classes: Sequence[tuple[int, int]], row_tokens: int, opened: BySpace | None = None
+) -> list[Pattern]:
+    """Return the patterns of a block's tails, sorted; `classes` are (room, size) by number.
+
+    opened: rows that are there already; then none are opened in advance.
+    """
+    by_space: BySpace = defaultdict(deque) if opened is None else opened
+    if opened is None:
+        by_space[row_tokens].extend([()] * -(-sum(room * size for room, size in classes) // row_tokens))
+    for room, number, size in sorted(
+        ((room, number, size) for number, (room, size) in enumerate(classes)), reverse=True
+    ):
         for waiting in range(size, 0, -1):
             spaces = [space for space, rows in by_space.items() if rows and space >= room]
             if not spaces:
@@ -478,7 +683,50 @@ def spread(classes: Sequence[tuple[int, int]], row_tokens: int) -> list[Pattern]
                 spaces = [row_tokens]
             space = max(spaces) if max(spaces) >= 2 * room else min(spaces)
             by_space[space - room].append((*by_space[space].popleft(), number))
-    return sorted(Counter(row for rows in by_space.values() for row in rows).items())
+    lists = (tuple(sorted(row, reverse=True)) for rows in by_space.values() for row in rows if row)
+    return sorted(Counter(lists).items())
+
+
+def begun(
+    classes: Sequence[tuple[int, int]], kinds: Sequence[int], row_tokens: int
+) -> tuple[list[Pattern], list[int]]:
+    """Return the patterns of rows that begin with a document, and the slots of each class."""
+    by_space: BySpace = defaultdict(deque)
+    left = [size for _, size in classes]
+    slots = list(left)
+    num_rows = 0
+    for kind in (BODY, TAIL):
+        for number in reversed([each for each, its in enumerate(kinds) if its == kind]):
+            room = classes[number][0]
+            while left[number]:
+                fitting = [
+                    (classes[each][0], each)
+                    for each, its in enumerate(kinds)
+                    if its == WHOLE and left[each] and classes[each][0] + room <= row_tokens
+                ]
+                w = max(fitting, default=None)
+                spaces = [space for space, rows in by_space.items() if rows and space >= room]
+                if kind == TAIL and spaces and (w is None or min(spaces) <= row_tokens - w[0]):
+                    space = min(spaces)
+                    for _ in range(min(left[number], len(by_space[space]))):
+                        by_space[space - room].append((*by_space[space].popleft(), number))
+                        left[number] -= 1
+                elif w is None:
+                    slots[number] -= left[number]
+                    break
+                else:
+                    opened = min(left[number], left[w[1]])
+                    by_space[row_tokens - room - w[0]].extend([(w[1], number)] * opened)
+                    left[number] -= opened
+                    left[w[1]] -= opened
+                    num_rows += opened
+    total = sum(room * size for (room, _), size in zip(classes, slots, strict=True))
+    by_space[row_tokens].extend([()] * max(0, -(-total // row_tokens) - num_rows))
+    wholes = [
+        (room, waiting if kind == WHOLE else 0)
+        for (room, _), waiting, kind in zip(classes, left, kinds, strict=True)
+    ]
+    return spread(wholes, row_tokens, by_space), slots
 
 
 def dealt(costs: Sequence[int], world_size: int) -> list[list[int]]:
@@ -493,24 +741,21 @@ def dealt(costs: Sequence[int], world_size: int) -> list[list[int]]:
     return [sorted(rows) for rows in ranks]
 
 
-class DocumentRows:
-    """The rows of a source whose documents are packed, with `Windows`' methods.
+class DocumentRows(Rows):
+    """The rows of a source whose documents are packed; their units are pieces."""
 
-    Where a plan over windows has a window, this has a row; where that excludes windows, this excludes pieces.
-    """
+    own_lengths = True
 
-    def __init__(
-        self,
-        shard_tokens: Sequence[int],
-        documents: Sequence[Document],
-        seq_len: int,
-        block_documents: int,
-        key: int,
-    ) -> None:
-        self.key = key
+    def __init__(self, source: Source) -> None:
+        shard_tokens, documents = source.shard_tokens, source.documents
+        self.row_tokens, self.eot_first = source.seq_len + 1, source.eot_first
+        self.begin = bool(source.fields.get("begin"))
+        block_documents = source.fields.get("block_documents", BLOCK_DOCUMENTS)
+        self.key = key("documents", source.seed, source.name)
         self.pieces: list[Piece] = []
         self.first: list[int] = []  # of each class: its first piece and first slot
         self.size: list[int] = []
+        self.kinds: list[int] = []
         self.slots: list[list[int]] = []  # of each row, in descending order
         self.costs: list[int] = []  # of each row
         self.first_tokens = [0, *accumulate(shard_tokens)]
@@ -519,10 +764,10 @@ class DocumentRows:
         for number, document in enumerate(documents):
             shard = self._shard(document[0])
             block = shard, documents_of[shard] // block_documents
-            blocks[block] += cuts(number, document, seq_len)
+            blocks[block] += cuts(number, source)
             documents_of[shard] += 1
         for pieces in filter(None, blocks.values()):
-            self._add_block(pieces, seq_len + 1)
+            self._add_block(pieces)
         self.n = len(self.slots)
         if self.n == 0:
             raise ValueError("a source needs at least one row")
@@ -531,20 +776,42 @@ class DocumentRows:
         """Return the first shard that ends after a token, or the last one."""
         return min(bisect_right(self.first_tokens[1:], token), len(self.first_tokens) - 2)
 
-    def _add_block(self, pieces: Sequence[Piece], row_tokens: int) -> None:
+    def _room(self, kind: int, longest: int) -> int:
+        """Return the room of a class."""
+        seq_len = self.row_tokens - 1
+        if not self.eot_first:
+            return longest
+        return longest - 1 if kind == WHOLE else min(longest + 1, seq_len)
+
+    def _add_block(self, pieces: Sequence[Piece]) -> None:
         """Add the classes, patterns and rows of a block's pieces."""
-        room_of = rooms(Counter(piece.tokens for piece in pieces if piece.tokens < row_tokens))
-        room_of[row_tokens] = row_tokens
-        classes = sorted(Counter(room_of[piece.tokens] for piece in pieces).items())
-        tails = [(room, size) for room, size in classes if room < row_tokens]
-        patterns = spread(tails, row_tokens)
+        longest: dict[tuple[int, int], int] = {}  # of the class, by kind and length
+        for kind in range(4):
+            found = rooms(Counter(piece.length for piece in pieces if piece.kind == kind))
+            longest.update({(kind, length): its for length, its in found.items()})
+        class_of = {piece: (piece.kind, longest[piece.kind, piece.length]) for piece in pieces}
+        every = sorted(set(class_of.values()))
+        members = {each: [piece for piece in pieces if class_of[piece] == each] for each in every}
+        for each in every:
+            members[each].sort(key=lambda piece: (piece.document, piece.start))
+        kinds = [kind for kind, _ in every]
+        classes = [(self._room(*each), len(members[each])) for each in every]
+        tails = [each for each, kind in zip(classes, kinds, strict=True) if kind != FULL]
+        row_tokens = self.row_tokens - self.eot_first
+        if self.begin:
+            patterns, slots = begun(tails, kinds[: len(tails)], row_tokens)
+        else:
+            patterns, slots = spread(tails, row_tokens), [size for _, size in tails]
         if tails != classes:
             patterns.append(((len(tails),), classes[-1][1]))  # the highest number, so this is sorted
-        sizes = [size for _, size in classes]
-        next_slots = list(accumulate(sizes[:-1], initial=len(self.pieces)))
-        self.first += next_slots
-        self.size += sizes
-        self.pieces += sorted(pieces, key=lambda piece: (room_of[piece.tokens], piece.document, piece.start))
+            slots.append(classes[-1][1])
+        next_slots = list(accumulate(slots[:-1], initial=len(self.pieces)))
+        kept = [number for number, size in enumerate(slots) if size]
+        self.first += [next_slots[number] for number in kept]
+        self.size += [slots[number] for number in kept]
+        self.kinds += [kinds[number] for number in kept]
+        for number in kept:
+            self.pieces += members[every[number]][: slots[number]]
         for numbers, height in patterns:
             rows: list[list[int]] = [[] for _ in range(height)]
             for number in numbers:
@@ -554,19 +821,51 @@ class DocumentRows:
             self.slots += [sorted(row, reverse=True) for row in rows]
             self.costs += [sum(classes[number][0] ** 2 for number in numbers)] * height
 
-    def held(self, row: int, epoch: int, excluded: Sequence[Range], exclude_key: int) -> list[Piece]:
-        """Return the pieces of a row in an epoch of the source; `excluded` are sorted ranges of pieces.
+    def held(
+        self,
+        row: int,
+        epoch: int,
+        excluded: Sequence[Range] | LeftOut,
+        exclude_key: int,
+        groups: Groups | None,
+    ) -> list[Place]:
+        """See `Rows.held`; of shard -1 are end-of-text tokens before or between pieces."""
+        pieces = self.pieces_of(row, epoch, excluded, exclude_key)
+        found: list[Place] = []
+        for piece in pieces:
+            if piece.kind == TAIL and self.eot_first and found:
+                found.append((-1, 0, 2))
+            if (
+                piece.kind == BODY
+                and piece.tokens
+                and (rest := self.row_tokens - sum(each[2] for each in found) - piece.tokens)
+            ):
+                found.append((-1, 0, rest))
+            found.append(self.place(piece))
+            if piece.is_followed and piece.tokens:
+                found.append((-1, 0, 1))
+        return found
 
-        A row of which everything is excluded has one piece, of no token.
-        """
+    def pieces_of(
+        self, row: int, epoch: int, excluded: Sequence[Range] | LeftOut, exclude_key: int
+    ) -> list[Piece]:
+        """Return the pieces of a row; one of which everything is excluded has one piece, of no token."""
         slots = self.slots[row]
-        turn = draw((epoch * self.n + row) & U64, len(slots), mix(self.key))
+        turned = len(slots)
+        if self.begin:
+            turned = sum(self.kinds[bisect_right(self.first, slot) - 1] >= WHOLE for slot in slots)
+        turn = draw((epoch * self.n + row) & U64, turned, mix(self.key))
         found = []
-        for slot in slots[turn:] + slots[:turn]:
+        for slot in slots[turn:turned] + slots[:turn] + slots[turned:]:
             number = bisect_right(self.first, slot) - 1
             first, size = self.first[number], self.size[number]
             class_epoch = (epoch * len(self.first) + number) & U64
             piece = permute(slot - first, size, self.key, class_epoch)
+            if isinstance(excluded, LeftOut):
+                other = excluded.piece(first, piece, size, class_epoch)
+                its = self.pieces[first + (piece if other is None else other)]
+                found.append(replace(its, tokens=0) if other is None else its)
+                continue
             of_class = [(max(0, start - first), min(size, stop - first)) for start, stop in excluded]
             of_class = [(start, stop) for start, stop in of_class if start < stop]
             if holds(of_class, piece):
@@ -577,25 +876,56 @@ class DocumentRows:
             found.append(self.pieces[first + piece])
         return [piece for piece in found if piece.tokens] or found[:1]
 
-    def place(self, piece: Piece) -> tuple[int, int]:
-        """Return the shard of a piece and the piece's first token in it."""
+    def place(self, piece: Piece) -> Place:
+        """Return where a piece lies."""
         shard = self._shard(piece.start)
-        return shard, piece.start - self.first_tokens[shard]
+        return shard, piece.start - self.first_tokens[shard], piece.tokens
+
+    @staticmethod
+    def spelled(sources: Iterable[Source]) -> dict[str, Any]:
+        """See `Rows.spelled`."""
+        every = list(sources)
+        lengths = {source.name: lengths_digest(source) for source in every}
+        fields = {name: value for name, value in every[0].fields.items() if value is not False}
+        return {"block_documents": BLOCK_DOCUMENTS, **fields, "lengths": lengths}
+
+    def tokens_of(self, unit: int) -> Range:
+        """See `Rows.tokens_of`."""
+        piece = self.pieces[unit]
+        return piece.start, piece.start + piece.tokens
 
     def touched(self, tokens: Range) -> Iterable[Range]:
-        """Yield the pieces that hold a token of a range of the source's tokens, as ranges of pieces."""
+        """See `Rows.touched`."""
         for number, piece in enumerate(self.pieces):
             if max(piece.start, tokens[0]) < min(piece.start + piece.tokens, tokens[1]):
                 yield number, number + 1
 
 
-def lengths_digest(documents: Sequence[Document]) -> str:
+def lengths_digest(source: Source) -> str:
     """Return the digest of a source's documents in the canonical document."""
+    documents = source.documents
     values = [*(start for start, _ in documents), *(length for _, length in documents)]
+    if source.eot_first or source.opened:
+        values += [2 * source.eot_first + (number in source.opened) for number in range(len(documents))]
     return f"xxh3-{xxhash.xxh3_128_hexdigest(struct.pack(f'<{len(values)}q', *values))}"
 
 
+def ends_digest(source: Source) -> str:
+    """Return the digest of where a source's documents end in the canonical document."""
+    ends = [start + tokens for start, tokens in source.documents]
+    return f"xxh3-{xxhash.xxh3_128_hexdigest(struct.pack(f'<{len(ends)}q', *ends))}"
+
+
+def values_digest(source: Source) -> str:
+    """Return the digest of a source's values in the canonical document."""
+    numbers = numbers_by(source.values)
+    return f"xxh3-{xxhash.xxh3_128_hexdigest(struct.pack(f'<{len(numbers)}Q', *numbers))}"
+
+
 # The row, put together, and the id of the plan
+
+ROWS: Final[Mapping[str, type[Rows]]] = {"windows": Windows, "documents": DocumentRows}
+"""What rows consist of, by the name in a plan."""
 
 
 class SecondPlan:
@@ -609,6 +939,10 @@ class SecondPlan:
         document: Mapping[str, Any],
         shard_tokens: Mapping[str, Sequence[int]],
         documents: Mapping[str, Sequence[Document]] | None = None,
+        *,
+        opened: Mapping[str, Collection[int]] | None = None,
+        eot_first: bool = False,
+        values: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         mixes = any(len(stage["mixture"]) > 1 for stage in document["stages"])
         self.version: int = document.get("version") or (2 if mixes else 1)
@@ -621,25 +955,35 @@ class SecondPlan:
         if any(0 in mixture.values() for mixture in mixtures):
             raise ValueError("a source has no unit")
         self.sources = list(dict.fromkeys(name for mixture in mixtures for name in mixture))
-        self.documents = documents or {}
-        self.block_documents = 0  # rows are windows
-        self.windows: dict[str, Windows] = {}
-        self.packed: dict[str, DocumentRows] = {}
-        if document.get("rows", "windows") != "windows":
-            self.block_documents = document["rows"]["documents"].get("block_documents", BLOCK_DOCUMENTS)
-        for name in self.sources:
-            if self.block_documents:
-                documents_key = key("documents", self.seed, name)
-                self.packed[name] = DocumentRows(
-                    shard_tokens[name],
-                    self.documents[name],
-                    self.window_seq_len,
-                    self.block_documents,
-                    documents_key,
-                )
-            else:
-                self.windows[name] = Windows(shard_tokens[name], self.window_seq_len, self.stride)
-        self.rows: Mapping[str, Windows | DocumentRows] = self.packed or self.windows
+        rows = document.get("rows", "windows")
+        self.kind, fields = (rows, {}) if isinstance(rows, str) else next(iter(rows.items()))
+        if self.kind not in ROWS:
+            raise ValueError(f"docs/arithmetic.md has no rows {self.kind!r}")
+        lengths = {self.window_seq_len}
+        if ROWS[self.kind].own_lengths:
+            lengths.update(stage.get("seq_len") or self.window_seq_len for stage in document["stages"])
+        self.of = {
+            (name, seq_len): Source(
+                name,
+                self.seed,
+                seq_len,
+                self.stride,
+                fields,
+                shard_tokens[name],
+                (documents or {}).get(name, ()),
+                (opened or {}).get(name, ()),
+                eot_first,
+                (values or {}).get(name, ()),
+            )
+            for name in self.sources
+            for seq_len in sorted(lengths)
+        }
+        self.rows = {laid: ROWS[self.kind](source) for laid, source in self.of.items()}
+        self.family: Mapping[str, Any] | None = document.get("family")
+        self.left_out = {
+            laid: LeftOut(self.family, self.of[laid], rows.tokens_of)
+            for laid, rows in (self.rows.items() if self.family else ())
+        }
         counts = [len(shard_tokens[name]) for name in self.sources]
         self.first_shards = dict(zip(self.sources, [0, *accumulate(counts)], strict=False))
         self.stages: list[Stage] = []
@@ -652,16 +996,16 @@ class SecondPlan:
         from_step: int = stage.get("from_step", 0)
         exclude = {name: merged(ranges) for name, ranges in (stage.get("exclude") or {}).items() if ranges}
         positions = dict.fromkeys(self.sources, 0)
-        excluded: dict[str, list[Range]] = {name: [] for name in self.sources}
+        excluded: dict[Laid, list[Range]] = {laid: [] for laid in self.rows}
         if self.stages:
             before = self.stages[-1]
             positions, excluded = dict(before.positions), dict(before.excluded)
             rows = (from_step - before.from_step) * (before.global_batch_size // before.parts)
             for name in before.units:
                 positions[name] += before.rows_of(name, rows)
-        for name, ranges in exclude.items():
-            touched = [windows for tokens in ranges for windows in self.rows[name].touched(tokens)]
-            excluded[name] = merged([*excluded[name], *touched])
+        for laid, rows_of in self.rows.items():
+            touched = [units for tokens in exclude.get(laid[0], ()) for units in rows_of.touched(tokens)]
+            excluded[laid] = merged([*excluded[laid], *touched])
         return Stage(
             version=self.version,
             number=len(self.stages),
@@ -701,20 +1045,27 @@ class SecondPlan:
         return self.stage_of(step).seq_len
 
     def located(self, step: int, row: int) -> tuple[int, int]:
-        """Return a row's number of the shard in the plan's shard list, and the row's first token in it."""
-        stage, name, position = self.position(self.plan_step(step), row)
-        window, _, _ = self.window(stage, name, position)
-        shard, start = self.windows[name].place(window)
-        return self.first_shards[name] + shard, start + row % stage.parts * stage.seq_len
+        """Return the shard of a row, numbered as in the plan's shard list, and its first token there."""
+        shard, start, _ = self.pieces(step, row)[0]
+        return shard, start
 
-    def pieces(self, step: int, row: int) -> list[tuple[int, int, int]]:
-        """Return the pieces of a row of documents as `located` does, with the tokens of each."""
-        stage, name, position = self.position(self.plan_step(step), row)
-        source_row, epoch, _ = self._ordered(name, position)
-        packed, exclude_key = self.packed[name], key("exclude", self.seed, name)
-        held = packed.held(source_row, epoch, stage.excluded[name], exclude_key)
-        places = [(*packed.place(piece), piece.tokens) for piece in held]
-        return [(self.first_shards[name] + shard, start, tokens) for shard, start, tokens in places]
+    def pieces(self, step: int, row: int) -> list[Place]:
+        """Return the pieces of a row; their shards are numbered as in the plan's shard list."""
+        return self.pieces_of(self.plan_step(step), row)
+
+    def pieces_of(self, plan_step: int, row: int) -> list[Place]:
+        """Return the pieces of a row of a plan step, which training may skip."""
+        stage, name, position = self.position(plan_step, row)
+        laid, parts = self.laid(stage, name)
+        source_row, epoch, groups = self._ordered(laid, position * parts + row % parts, parts)
+        exclude_key = key("exclude", self.seed, name)
+        excluded = self.left_out.get(laid, stage.excluded[laid])
+        places = self.rows[laid].held(source_row, epoch, excluded, exclude_key, groups)
+        if stage.parts > parts:
+            ((shard, start, _),) = places
+            places = [(shard, start + row % stage.parts * stage.seq_len, stage.seq_len + 1)]
+        first = self.first_shards[name]
+        return [(first + shard if shard >= 0 else -1, start, tokens) for shard, start, tokens in places]
 
     def position(self, plan_step: int, row: int) -> tuple[Stage, str, int]:
         """Return the stage of a row of a plan step, the row's source and its position."""
@@ -724,21 +1075,31 @@ class SecondPlan:
         name, rank = stage.source_and_rank(stage_row)
         return stage, name, stage.positions[name] + rank
 
+    def laid(self, stage: Stage, name: str) -> tuple[Laid, int]:
+        """Return the rows that a stage has of a source, and how many of them a position stands for."""
+        its = ROWS[self.kind].own_lengths
+        return (name, stage.seq_len if its else self.window_seq_len), stage.parts if its else 1
+
     def window(self, stage: Stage, name: str, position: int) -> tuple[int, int, bool]:
         """Return the window at a position, the epoch, and whether the window is a substitute."""
-        window, epoch, groups = self._ordered(name, position)
-        excluded = stage.excluded[name]
-        if not holds(excluded, window):
-            return window, epoch, False
-        for nearby in groups.following(window) if groups else ():
-            if not holds(excluded, nearby):
-                return nearby, epoch, True
-        exclude_key = key("exclude", self.seed, name)
-        return substitute(window, self.windows[name].n, excluded, exclude_key, epoch), epoch, True
+        laid = name, self.window_seq_len
+        window, epoch, groups = self._ordered(laid, position, 1)
+        exclude_key, excluded = key("exclude", self.seed, name), self.left_out.get(laid, stage.excluded[laid])
+        window, replaced = unless_excluded(window, self.rows[laid].n, epoch, excluded, exclude_key, groups)
+        return window, epoch, replaced
 
-    def _ordered(self, name: str, position: int) -> tuple[int, int, Groups | None]:
-        """Return what the order gives at a position: the window (or row), its epoch, the epoch's groups."""
-        n = self.rows[name].n
+    def epoch(self, plan_step: int, row: int) -> tuple[str, int]:
+        """Return the source of a row of a plan step, and the row's epoch."""
+        stage, name, position = self.position(plan_step, row)
+        laid, parts = self.laid(stage, name)
+        return name, self._ordered(laid, position * parts + row % parts, parts)[1]
+
+    def _ordered(self, laid: Laid, position: int, parts: int) -> tuple[int, int, Groups | None]:
+        """Return what the order gives at a position: the window (or row), its epoch, the epoch's groups.
+
+        Positions count these rows, of which `parts` stand for one of the plan's `seq_len`.
+        """
+        n, name = self.rows[laid].n, laid[0]
         epoch, offset = divmod(position, n)
         if self.order == "shuffle":
             return permute(offset, n, key("shuffle", self.seed, name), epoch), epoch, None
@@ -748,7 +1109,9 @@ class SecondPlan:
             return draw(position, n, key("random", self.seed, name)), 0, None
         if isinstance(self.order, str):
             raise ValueError(f"docs/arithmetic.md has no order {self.order!r}")
-        groups = Groups(n, self.order["shuffle"], self.seed, name, epoch)
+        blocks = dict(self.order["shuffle"])
+        blocks["block_windows"] = min(blocks["block_windows"] * parts, 2**40)
+        groups = Groups(n, blocks, self.seed, name, epoch)
         return groups.window(offset), epoch, groups
 
     def canonical_json(self, fingerprints: Mapping[str, str]) -> str:
@@ -775,11 +1138,118 @@ class SecondPlan:
             "skip_steps": self.skip_steps,
             "fingerprints": {name: fingerprints[name] for name in self.sources},
         }
-        if self.block_documents:
-            lengths = {name: lengths_digest(self.documents[name]) for name in self.sources}
-            document["rows"] = {"documents": {"block_documents": self.block_documents, "lengths": lengths}}
+        if self.family:
+            digests = {source.name: ends_digest(source) for source in self.of.values()}
+            document["family"] = {"seed": 0, **self.family, "documents": digests}
+            if "by" in self.family:
+                document["family"]["values"] = {s.name: values_digest(s) for s in self.of.values()}
+        if self.kind != "windows":
+            fields = ROWS[self.kind].spelled(self.of.values())
+            document["rows"] = {self.kind: fields} if fields else self.kind
         return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
     def id(self, fingerprints: Mapping[str, str]) -> str:
         """Return the id of the plan, for the fingerprints of the sources."""
         return hashlib.sha256(self.canonical_json(fingerprints).encode()).hexdigest()
+
+
+# Order neox
+
+
+@dataclass(frozen=True)
+class NeoxSource:
+    """The stream of a source, as (document, token in it) for each token, and the order of its samples."""
+
+    stream: list[tuple[int, int]]
+    samples: list[int]
+
+    @classmethod
+    def drawn(cls, lengths: Sequence[int], asked: int, seq_len: int, seed: int) -> NeoxSource:
+        """Draw the samples of documents, at least as many as are asked for."""
+        total, epochs = sum(lengths), 1
+        while (epochs * total - 1) // seq_len < asked:
+            epochs += 1
+        state = np.random.RandomState(seed)
+        documents = np.array([*range(len(lengths))] * epochs)
+        state.shuffle(documents)
+        samples = np.arange((epochs * total - 1) // seq_len)
+        state.shuffle(samples)
+        stream = [(each, token) for each in documents.tolist() for token in range(lengths[each])]
+        return cls(stream, samples.tolist())
+
+    def row(self, number: int, seq_len: int) -> list[tuple[int, int]]:
+        """Return the tokens of a row."""
+        first = self.samples[number] * seq_len
+        return self.stream[first : first + seq_len + 1]
+
+
+def neox_rows(
+    lengths: Sequence[Sequence[int]],
+    weights: Sequence[float] | None,
+    *,
+    num_samples: int,
+    seq_len: int,
+    seed: int,
+) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Return all rows of a run: the source of each, and its tokens as (document, token in it)."""
+    if weights is None:
+        source = NeoxSource.drawn(lengths[0], num_samples, seq_len, seed)
+        count = min(num_samples, len(source.samples) - 1)
+        return [(0, source.row(number, seq_len)) for number in range(count)]
+    total = 0.0
+    for weight in weights:
+        total += weight
+    shares = [weight / total for weight in weights]
+    asked = [math.ceil(num_samples * share * 1.005) for share in shares]
+    sources = [
+        NeoxSource.drawn(own, wanted, seq_len, seed) for own, wanted in zip(lengths, asked, strict=True)
+    ]
+    again = [share / float(np.sum(np.array(shares))) for share in shares]
+    counts, found = [0] * len(sources), []
+    for row in range(min(num_samples, sum(len(source.samples) - 1 for source in sources))):
+        lags = [share * max(row, 1) - count for share, count in zip(again, counts, strict=True)]
+        chosen = lags.index(max(lags))
+        found.append((chosen, sources[chosen].row(counts[chosen], seq_len)))
+        counts[chosen] += 1
+    return found
+
+
+def neox_part(split: Sequence[float], part: int, num_documents: int) -> range:
+    """Return the documents of a part of a split."""
+    shares = [*split, 0.0, 0.0][:3]
+    total = shares[0] + shares[1] + shares[2]
+    ends = list(accumulate(round(share / total * num_documents) for share in shares))
+    moved = [0, *(end - (ends[2] - num_documents) for end in ends)]
+    return range(moved[part], moved[part + 1])
+
+
+# Order olmo
+
+
+def olmo_steps(
+    shard_tokens: Sequence[int],
+    *,
+    seq_len: int,
+    batch_size: int,
+    seed: int,
+    num_epochs: int = 1,
+    first_epoch: int = 1,
+    target: int | None = None,
+    shards: Sequence[int] = (),
+) -> list[list[tuple[int, int]]]:
+    """Return all steps of a run, each row as (shard, first token)."""
+    length = seq_len + 1
+    together = 1 if target is None else target // length
+    instances = [
+        (shard, number * length)
+        for shard in shards or range(len(shard_tokens))
+        for number in range(shard_tokens[shard] // (length * together) * together)
+    ]
+    steps = []
+    for epoch in range(num_epochs):
+        numbers = np.arange(len(instances) // together)
+        np.random.Generator(np.random.PCG64(seed + first_epoch + epoch)).shuffle(numbers)
+        rows = [instances[each * together + k] for each in numbers.tolist() for k in range(together)]
+        whole = len(instances) // batch_size * batch_size
+        steps += [rows[first : first + batch_size] for first in range(0, whole, batch_size)]
+    return steps

@@ -14,7 +14,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
@@ -31,6 +31,10 @@ from scripts.processes import ending_with_this_process
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = STOP_SECONDS = WAIT_SECONDS = 300.0
 """Far beyond what anything takes on a busy machine: whoever waits goes on as soon as it is so."""
+
+
+_BEFORE_TEMPLATES = "corpus_server.run.worker"
+"""The module that was a worker in releases whose workers were not copies of a template."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,9 @@ def command(*arguments: str | Path, prelude: str = "") -> list[str]:
     return [sys.executable, *(script if prelude else ("-m", "corpus_server")), *map(str, arguments)]
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """Return the environment of a server: this checkout first, no colours, wide lines."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+def environment(*, tree: Path = ROOT, **variables: str) -> dict[str, str]:
+    """Return the environment of a server: this checkout, or another one, first; no colours, wide lines."""
+    path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "COLUMNS": "200", **variables}
 
 
@@ -92,13 +96,18 @@ class RunningServer:
 
     Args:
         corpora: path or URL by name.
-        folder: for the state, the log and the configuration.
+        folder: for the state, the log and the configuration; made if it is not there.
         workers: processes.
         uds: path of the Unix socket to listen on instead of a port.
         config: text of a corpus.toml.
         arguments: more of the command line.
         prelude: Python that the supervisor runs first, to set what no option does.
+
+    Attributes:
+        tree: the checkout whose server runs. `scripts/drills --before` sets it for a whole process.
     """
+
+    tree = ROOT
 
     def __init__(
         self,
@@ -111,6 +120,7 @@ class RunningServer:
         arguments: Sequence[str] = (),
         prelude: str = "",
     ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.state_dir = folder / "state"
         self.workers = workers
@@ -151,15 +161,36 @@ class RunningServer:
         found = []
         for child in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended is no worker
-                if child.name() == "corpus-worker":
+                if child.name() == "corpus-worker" or _BEFORE_TEMPLATES in child.cmdline():
                     found.append(child.pid)
         return sorted(found)
+
+    def templates(self) -> list[psutil.Process]:
+        """Return the process that workers are copies of; none of a release that has none."""
+        children = psutil.Process(self.pid).children()
+        return [each for each in children if each.name() == "corpus-template"]
 
     @property
     def worker_pid(self) -> int:
         """Process id of the only worker: the process whose memory, CPU and descriptors requests cost."""
         (pid,) = self.worker_pids()
         return pid
+
+    @contextlib.contextmanager
+    def replacing(self, num_workers: int = 1) -> Iterator[None]:
+        """Wait at the end of the block until so many more workers are ready than at its beginning."""
+        ready = self._num_ready()
+        yield
+        wait_until(lambda: self._num_ready() >= ready + num_workers, self.log)
+
+    def kill_worker(self, number: int = 0) -> None:
+        """Kill one of the workers, oldest first, and wait until its successor is ready."""
+        with self.replacing():
+            os.kill(self.worker_pids()[number], signal.SIGKILL)
+
+    def _num_ready(self) -> int:
+        """Return how many workers were ready since the last start."""
+        return self.log().count(" is ready")
 
     def log(self) -> str:
         """Return what the server has written since its last start."""
@@ -179,7 +210,8 @@ class RunningServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment(),
+                cwd=None if self.tree == ROOT else self.tree,  # `python -m` looks there before PYTHONPATH
+                env=environment(tree=self.tree),
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
@@ -193,9 +225,8 @@ class RunningServer:
             raise
 
     def _ready(self) -> bool:
-        log = self.log()
-        found = re.search(r"running on .*?(?:uds|http://127\.0\.0\.1:(\d+))", log)
-        if found is None or log.count(" is ready") < self.workers:
+        found = re.search(r"running on .*?(?:uds|http://127\.0\.0\.1:(\d+))", self.log())
+        if found is None or self._num_ready() < self.workers:
             return False
         self.port = int(found[1] or 0)
         try:

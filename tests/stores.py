@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,6 +66,7 @@ class Reply:
     headers: dict[str, str]
     body: bytes
     cut: bool = False  # closes the connection in the middle of the body
+    length: int | None = None  # of the body, if it is not there: that of a HEAD
 
 
 Fault = Callable[[str, Reply], None]
@@ -102,20 +105,25 @@ class WebServer:
         """`http://127.0.0.1:PORT`."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def reply(self, path: str, wanted: str | None) -> Reply:
-        """Return the right reply to a GET."""
+    def reply(self, path: str, headers: Message, method: str = "GET") -> Reply:
+        """Return the right reply to a request with these headers, as if it were a GET."""
+        wanted = headers.get("Range")
         if path not in self.files:
             return Reply(404, {}, b"")
         content = self.files[path]
-        headers = {"ETag": f'"{hashlib.md5(content).hexdigest()}"'}
+        its = {"ETag": f'"{hashlib.md5(content).hexdigest()}"'}
         if wanted is None:
-            return Reply(200, headers, content)
+            return Reply(200, its, content)
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
         assert found is not None
         start, stop = int(found[1]), min(int(found[2]) + 1, len(content))
         self.gets.append((path, start))
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
-        return Reply(206, headers, content[start:stop])
+        its["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+        return Reply(206, its, content[start:stop])
+
+    def send(self, file: BufferedIOBase, body: bytes) -> None:
+        """Send a body."""
+        file.write(body)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
@@ -124,22 +132,24 @@ class WebServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                reply = server.reply(self.path, self.headers.get("Range"))
+                reply = server.reply(self.path, self.headers)
                 if reply.status < 400:
                     server.fault(self.path, reply)
                 self._send(reply)
 
             def do_HEAD(self) -> None:
-                self._send(server.reply(self.path, None))
+                self._send(server.reply(self.path, self.headers, "HEAD"))
 
             def _send(self, reply: Reply) -> None:
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(reply.body)))
+                self.send_header(
+                    "Content-Length", str(len(reply.body) if reply.length is None else reply.length)
+                )
                 self.end_headers()
                 if self.command == "GET":
-                    self.wfile.write(reply.body[: len(reply.body) // 2] if reply.cut else reply.body)
+                    server.send(self.wfile, reply.body[: len(reply.body) // 2] if reply.cut else reply.body)
                 self.close_connection |= reply.cut
 
             def log_message(self, *arguments: object) -> None:
@@ -154,17 +164,21 @@ class Faults:
     Args:
         change: makes a wrong reply of a right one.
         most: replies to change.
+
+    Attributes:
+        num_met: replies that were changed.
     """
 
     def __init__(self, change: Callable[[Reply], None], most: int = 10**9) -> None:
         self._change = change
-        self._left = most
+        self._most = most
+        self.num_met = 0
         self._lock = threading.Lock()
 
     def __call__(self, path: str, reply: Reply) -> None:
         with self._lock:
-            self._left -= 1
-            is_met = self._left >= 0
+            is_met = self.num_met < self._most
+            self.num_met += is_met
         if is_met:
             self._change(reply)
 
@@ -201,6 +215,11 @@ def flipped(reply: Reply) -> None:
 def unavailable(reply: Reply) -> None:
     """Send 503."""
     reply.status, reply.body = 503, b"<Error><Code>SlowDown</Code></Error>"
+
+
+def broken(reply: Reply) -> None:
+    """Send 500."""
+    reply.status, reply.body = 500, b"<Error><Code>InternalError</Code></Error>"
 
 
 def expired(reply: Reply) -> None:

@@ -11,10 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from corpus_server.admission.access import KEYS
 from corpus_server.admission.admission import CHECKS
+from corpus_server.admission.request import SCOPES
+from corpus_server.errors import CorpusServerError
 from corpus_server.metrics.kinds import METRICS
-from corpus_server.plan import ORDERS
-from corpus_server.plan.orders.order import all_shards, neighbouring_shards
+from corpus_server.plan import ORDERS, ROWS
+from corpus_server.plan.document import permutes
+from corpus_server.plan.named import Named
+from corpus_server.plan.orders.order import all_extents, neighbouring_extents
 from corpus_server.responses.response import HEADERS
 from corpus_server.settings import EXPOSED, all_settings
 from corpus_server.web import description
@@ -28,6 +33,22 @@ def checks() -> Rows:
     yield "check", "asked for each", "lets pass"
     for each in CHECKS:
         yield each.name, each.at, each.ask.__doc__
+
+
+def scopes() -> Rows:
+    """Each scope of a token."""
+    yield "scope", "allows"
+    read = "everything about one corpus, or about all: tokens, documents, plans that use no other corpora"
+    yield "`read:NAME`, `read:*`", read
+    for name, scope in SCOPES.items():
+        yield f"`{name}`", scope.allows
+
+
+def token_keys() -> Rows:
+    """Each key of a token's table in the file of tokens."""
+    yield "key", "what", "accepted"
+    for name, key in KEYS.items():
+        yield f"`{name}`", key.meaning, key.accepted
 
 
 def settings() -> Rows:
@@ -45,6 +66,21 @@ def metrics() -> Rows:
     for name, metric in METRICS.items():
         shown = f"`{name}_total`" if metric.kind == "counter" else f"`{name}`"
         yield shown, metric.kind, ", ".join(f"`{label}`" for label in metric.labels), metric.meaning
+
+
+def errors() -> Rows:
+    """Each type of a problem document; the last ones are the web framework's."""
+    yield "`type`", "status", "when", "what to do"
+    kinds = [CorpusServerError, *CorpusServerError.__subclasses__()]
+    for each in sorted(kinds, key=lambda each: (each.status, each.slug)):
+        when = " ".join((each.__doc__ or "").partition("\n\n")[0].split())
+        advice = [each.advice] if each.advice else []
+        if each.retry_after_seconds is not None:
+            advice.insert(0, "wait for `Retry-After` seconds")
+        yield f"`{each.slug}`", each.status, when, ", or ".join(advice)
+    yield "`not-found`", 404, "No such route.", ""
+    yield "`method-not-allowed`", 405, "The route has other methods.", "`Allow` lists them"
+    yield "`http-error`", "other", "Refused by the web framework.", ""
 
 
 def headers() -> Rows:
@@ -72,19 +108,31 @@ def parameters() -> Rows:
         yield f"`{name}`", ", ".join(of), about, values, default
 
 
+def named(each: type[Named]) -> str:
+    """Spell an order or a kind of rows as a document names it."""
+    given = ", ".join(f'"{field}": ...' for field in each.required())
+    return f'`{{"{each.name}": {{{given}}}}}`' if given else f"`{each.name}`"
+
+
+def kinds_of_rows() -> Rows:
+    """Each kind of rows, as a document names it."""
+    yield "rows", "a row", "orders", "what an exclusion replaces", "unused ends"
+    for each in ROWS:
+        permuting = dict.fromkeys(f"`{order.name}`" for order in ORDERS if permutes(order))
+        orders = ", ".join(permuting) if each.is_permuted else "all"
+        yield named(each), each.sentence, orders, f"the {each.unit}", "end-of-text" if each.fills_ends else ""
+
+
 def orders() -> Rows:
     """Each order, as a document names it."""
-    yield "order", "rows of a source", "shards that a cache must hold"
-    kept = {all_shards: "all", neighbouring_shards: "two neighbours of each source"}
+    yield "order", "rows of a source", "extents that a cache must hold"
+    kept = {all_extents: "all", neighbouring_extents: "two neighbours of each source"}
     for each in ORDERS:
-        fields = each.schema().get("properties", {}).get(each.name, {}).get("required", ())
-        given = ", ".join(f'"{field}": ...' for field in fields)
-        shown = f'`{{"{each.name}": {{{given}}}}}`' if fields else f"`{each.name}`"
         yield (
-            shown,
+            named(each),
             each.sentence,
             kept.get(each.working_set, "[it depends](stores.md#which-order)")
-            if not each.digests_field
+            if not each.has_table
             else "local shards only",
         )
 
@@ -116,9 +164,9 @@ def described() -> dict[str, Any]:
 
 
 TABLES: dict[str, tuple[Callable[[], Rows], ...]] = {
-    "http.md": (parameters, headers),
-    "operations.md": (settings, checks, metrics),
-    "plans.md": (orders,),
+    "http.md": (parameters, headers, errors),
+    "operations.md": (settings, scopes, token_keys, checks, metrics),
+    "plans.md": (orders, kinds_of_rows),
 }
 """By the page below `docs/`."""
 

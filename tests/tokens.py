@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from corpus_server.admission.access import make_token
-from corpus_server.admission.request import Limits
 from tests.serving import Response, RunningServer
 
 
@@ -22,7 +21,7 @@ class Tokens:
     secrets: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, *scopes: str, expires: datetime | None = None, **limits: int) -> None:
-        self.secrets[name], self.tables[name] = make_token(name, scopes, expires, Limits(**limits))
+        self.secrets[name], self.tables[name] = make_token(name, scopes, expires, limits)
         self.write()
 
     def remove(self, name: str) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from corpus_client.sampling import RemoteCorpus as RemoteCorpus
     from corpus_client.sampling import get_batch as get_batch
     from corpus_client.staging.options import Staging as Staging
+    from corpus_client.trained import TrainedLog as TrainedLog
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ _HOMES = {
     "RemoteCorpus": "sampling",
     "SourceLoss": "observe.attribution",
     "Staging": "staging.options",
+    "TrainedLog": "trained",
     "get_batch": "sampling",
     "make_plan": "plan.document",
 }

@@ -6,7 +6,6 @@ and the kernel's socket buffer holds what has arrived of its response.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from corpus_client.network.control import BoundPlan
-from corpus_client.network.layout import ITEM_BYTES, batch_bytes, views
+from corpus_client.network.given import Servers
+from corpus_client.network.layout import ITEM_BYTES, batch_bytes, parts
 from corpus_client.network.options import Network
-from corpus_client.network.own_server import Servers
 from corpus_client.observe.recorder import Recorder
 from corpus_client.plan.iteration import NumSteps, PlanLoader, lets_go_on_error
-from corpus_client.plan.requests import AheadRequests, names_beside
+from corpus_client.plan.requests import AheadRequests, arrays_beside
 from corpus_client.plan.schedule import pieces, rank_shapes
 from corpus_client.plan.state import make_state
 from corpus_client.plan.world import find_rank
@@ -38,14 +37,15 @@ class ArrayBatch:
 
     tokens: `(rows, seq_len + 1)` as stored, C order.
     sources: `(rows,) uint16`, numbers into `ArrayLoader.sources`; None where they were not asked for.
-    loss_mask: `(rows, seq_len) bool`, False where a corpus's mask leaves the target out; None without masks.
+    loss_mask: `(rows, seq_len) bool`, False where a corpus's mask leaves the target out; float32 where a mask
+        of the plan's corpora holds weights; None without masks.
     """
 
     step: int
     tokens: Tokens
     plan: BoundPlan
     sources: Tokens | None = None
-    loss_mask: npt.NDArray[np.bool_] | None = None
+    loss_mask: npt.NDArray[np.bool_ | np.float32] | None = None
 
     def __repr__(self) -> str:
         return f"ArrayBatch(step={self.step}, {self.tokens.shape} {self.tokens.dtype})"
@@ -81,7 +81,8 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         sources: bring `ArrayBatch.sources`, the source of each row.
         loss_mask: whether masks of the corpora come, as `ArrayBatch.loss_mask`; None: if there are any.
         num_steps, reiterable: as `CorpusLoader` has them; the last batch of `"epoch"` is short.
-        plan: `corpus`, `seq_len`, `global_batch_size`, `seed` and `order`, or a whole `plan`.
+        plan: `corpus` (or `epochs`, `tokens`), `seq_len`, `global_batch_size`, `seed` and `order`, or a whole
+            `plan`.
     """
 
     @lets_go_on_error
@@ -107,8 +108,8 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         self._recorder = Recorder()
         with self._connect() as replicas:
             self._bound = replicas.bind(document)
-        self._end_with_epoch()
-        self._beside = names_beside(self._bound, sources=sources, loss_mask=loss_mask)
+        self._settle_end()
+        self._beside = arrays_beside(self._bound, sources=sources, loss_mask=loss_mask)
         self._step_ranges = rank_shapes(self._bound.stages, self.place[1], self._bound.num_steps)
         self._ahead: AheadRequests | None = None
         self._received: deque[tuple[Tokens, ...]] = deque()  # of each step
@@ -126,26 +127,29 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
             # An interrupt (Ctrl-C), too: it may fall between taking a batch and counting it.
             self._used = self._used or isinstance(error, StopIteration)
             self._stop()
+            if isinstance(error, StopIteration):
+                self._tell_end()
             raise
         return batch
 
     def peek(self, step: int) -> ArrayBatch:
         """Return the batch of any step; the loader stays where it is."""
         request, body = self._receive_step(step, self._step_ranges, self._beside)
-        arrays = map(np.asarray, views(memoryview(body), request.arrays))
+        arrays = (np.ndarray(*part) for part in parts(memoryview(body), request.arrays))
         return self._batch(step, tuple(array[0] for array in arrays))
 
     def _batch(self, step: int, arrays: tuple[Tokens, ...]) -> ArrayBatch:
         rows = self._rows_left(step, len(arrays[0]))
         tokens, *beside = (array[:rows] for array in arrays)
-        named: dict[str, Any] = dict(zip(self._beside, beside, strict=True))
+        named: dict[str, Any] = {each.name: array for each, array in zip(self._beside, beside, strict=True)}
         if "loss_mask" in named:
-            named["loss_mask"] = named["loss_mask"][:, 1:] != 0
+            kind = np.float32 if self._bound.has_weights else np.bool_
+            named["loss_mask"] = named["loss_mask"][:, 1:].astype(kind)
         return ArrayBatch(step=step, tokens=tokens, plan=self._bound, **named)
 
     def _stop(self) -> None:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and os.getpid() == self._pid:  # else the sockets are the parent's
+        if ahead is not None and self._owner.is_here:  # else the sockets are the parent's
             ahead.requests.close()
         self._received.clear()
 
@@ -166,5 +170,5 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         exchange, _ = self._ahead.next()
         body = np.empty(exchange.request.num_bytes, np.uint8).data
         self._ahead.requests.finish(exchange, body)
-        arrays = map(np.asarray, views(body, exchange.request.arrays))
+        arrays = (np.ndarray(*part) for part in parts(body, exchange.request.arrays))
         self._received.extend(zip(*arrays, strict=True))

@@ -1,14 +1,4 @@
-"""What a loader yields: inputs and targets, and their document structure where it is asked for.
-
-Nothing of the structure travels: a few torch operations find it on the batch's device, from the end-of-text
-id alone. With end-of-text id 9:
-
-    inputs        5 6 9 7 8 9 4        the end-of-text token belongs to the document that it ends
-    position_ids  0 1 2 0 1 2 0
-    document_ids  0 0 0 1 1 1 2
-    cu_seqlens    0     3     6 7
-    loss_mask     1 1 0 1 1 0 1        what follows an end of text is another document's first token
-"""
+"""What a loader yields: inputs and targets, and their document structure where it is asked for."""
 
 from __future__ import annotations
 
@@ -21,12 +11,12 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from corpus_client import errors
+from corpus_client import errors, structure
 from corpus_client.network.control import BoundPlan
 from corpus_client.plan.iteration import PlanLoader
 from corpus_client.plan.state import make_state
 from corpus_client.plan.world import WHOLE, Context
-from corpus_client.staging.stager import BESIDE_DTYPES, Views, joined, own
+from corpus_client.staging.stager import BESIDE, Views, joined, own
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +26,10 @@ class Origin:
     Args:
         plan: None: not known, as under a DataLoader, whose workers would send it along with every batch.
         context: the part of each sequence that inputs and targets are.
-        fills_ends: whether the end of text that follows a row's last document fills the row, as in rows of
-            documents. It is then one document more, and not one for each token.
+        fills_ends: whether end of text also fills rows, as in rows of documents: what follows the end of
+            text that ends a document, or several where documents begin with it. They are then one document
+            more, and not one for each token.
+        eot_first: whether documents begin with end of text, and not end with it; None: some of each.
     """
 
     plan: BoundPlan | None = None
@@ -45,12 +37,15 @@ class Origin:
     eot_id: int | None = None
     context: Context = WHOLE
     fills_ends: bool = False
+    eot_first: bool | None = False
 
 
 UNKNOWN = Origin()
 
-_SIGNED: dict[torch.dtype, torch.dtype] = {torch.uint16: torch.int16, torch.uint32: torch.int32}
-"""torch compares few unsigned tensors; the same bits read as signed ones are equal exactly when these are."""
+_NEEDS_ROWS = (
+    "the document structure of a slice needs whole rows, which next_into does not make; take the batch by "
+    "next(loader)"
+)
 
 
 class Batch(list[torch.Tensor]):
@@ -202,7 +197,7 @@ class Batch(list[torch.Tensor]):
 
         def moved(name: str, tensor: torch.Tensor) -> torch.Tensor:
             tensor = tensor.to(device, non_blocking=non_blocking)
-            return tensor if dtype is None or name in BESIDE_DTYPES else tensor.to(dtype)
+            return tensor if dtype is None or name in BESIDE else tensor.to(dtype)
 
         return self._changed(moved)
 
@@ -213,9 +208,7 @@ class Batch(list[torch.Tensor]):
         A document that began before its row counts from the row's start; one that began in another
         context rank's part goes on counting.
         """
-        columns = torch.arange(self._starts.shape[1], device=self._starts.device)
-        began = torch.where(self._starts, columns, 0).cummax(dim=1).values
-        return self._own(columns - began)
+        return self._own(structure.places(self._starts))
 
     @cached_property
     def document_ids(self) -> torch.Tensor:
@@ -224,19 +217,25 @@ class Batch(list[torch.Tensor]):
 
     @property
     def corpus_mask(self) -> torch.Tensor | None:
-        """`(rows, seq_len) bool`: False where a corpus's mask leaves the target out; None if none came."""
+        """`(rows, seq_len) bool`: False where a corpus's mask leaves the target out; None if none came.
+
+        float32, with the weight of each target's loss, where a mask of the plan's corpora holds weights.
+        """
         return self._views.loss_mask
 
     @cached_property
     def loss_mask(self) -> torch.Tensor:
         """`(rows, seq_len) bool`: False where the target is the first token of another document, or masked.
 
-        Of a batch with `corpus_mask` the end-of-text id may be unknown: then it is the mask alone.
+        Where documents begin with end of text, that is a target, and False only where it fills a row.
+
+        Where `corpus_mask` holds weights, so does this: multiply losses by it, and divide their sum by its
+        sum. Of a batch with `corpus_mask` the end-of-text id may be unknown: then it is that mask alone.
         """
         if self.corpus_mask is not None and self._origin.eot_id is None:
             return self.corpus_mask
-        within = ~ends(self.inputs, self._known_eot_id)
-        return within if self.corpus_mask is None else within & self.corpus_mask
+        within = self._within() if self._eot_first else ~structure.ends(self.inputs, self._known_eot_id)
+        return within if self.corpus_mask is None else within * self.corpus_mask
 
     @cached_property
     def cu_seqlens(self) -> torch.Tensor:
@@ -244,7 +243,45 @@ class Batch(list[torch.Tensor]):
 
         Rows, and the chunks of a context rank, are always borders.
         """
-        return borders(own(self._starts, self._origin.context))
+        if not self._origin.context.by_document:
+            return structure.borders(own(self._starts, self._origin.context))
+        begins = self._own(self._starts)
+        begins[:, 1:] |= self.chunk_ids.diff(dim=1) != 0
+        begins[:, 1:] |= self.document_ids.diff(dim=1) != 0
+        return structure.borders(begins)
+
+    @property
+    def chunk_ids(self) -> torch.Tensor:
+        """`(rows, seq_len) int64`: the chunk of its document of each input, with `context_order=documents`.
+
+        A document is cut into twice as many chunks as there are ranks, neighbours in it; rank r of n has the
+        chunks r and 2n - 1 - r of each. The chunks of a document differ by one input at most, and over a row
+        all numbers have as many inputs: where 2n does not divide a document, the inputs that are left go to
+        the numbers that come next, over all documents of the row.
+        """
+        if not self._origin.context.by_document:
+            raise errors.InvalidArgument("chunk_ids needs Placement(context_order='documents')")
+        return self._own(self._chunks)
+
+    @cached_property
+    def _chunks(self) -> torch.Tensor:
+        """The chunk of each input of the whole rows."""
+        return structure.chunks(self._starts, self._origin.context.num_chunks)
+
+    @cached_property
+    def _chosen(self) -> torch.Tensor:
+        """`(rows, seq_len)`: which inputs of whole rows this rank has: two chunks of each document."""
+        return structure.chosen(self._chunks, self._origin.context)
+
+    def of_documents(self) -> Batch:
+        """Return a context rank's part of each document of whole rows."""
+
+        def part(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if name in ("rows", "sources") else self._own(tensor)
+
+        batch = self._changed(part)
+        batch._chosen = self._chosen
+        return batch
 
     @cached_property
     def max_seqlen(self) -> int:
@@ -254,21 +291,36 @@ class Batch(list[torch.Tensor]):
     @cached_property
     def _starts(self) -> torch.Tensor:
         """Where documents begin in the whole rows, also under context parallelism; a row's start counts."""
+        inputs, _ = self._whole
+        return structure.starts(
+            inputs, self._known_eot_id, eot_first=self._eot_first, fills_ends=self._origin.fills_ends
+        )
+
+    def _within(self) -> torch.Tensor:
+        """`loss_mask` where documents begin with end of text: all but several of them, which fill rows."""
+        eot_id = self._known_eot_id
+        if not self._origin.fills_ends:
+            return torch.ones_like(self.inputs, dtype=torch.bool)
+        return self._own(structure.within(*self._whole, eot_id))
+
+    @property
+    def _whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inputs of whole rows, and the last target of each: `(rows, whole seq_len)` and `(rows, 1)`."""
         rows = self._views.rows
-        if rows is None and self._origin.context.size > 1:
+        if rows is not None:
+            return rows[:, :-1], rows[:, -1:]
+        if self._origin.context.size > 1:
+            raise errors.InvalidArgument(_NEEDS_ROWS)
+        return self.inputs, self.targets[:, -1:]
+
+    @property
+    def _eot_first(self) -> bool:
+        if self._origin.eot_first is None:
             raise errors.InvalidArgument(
-                "the document structure of a slice needs whole rows, which next_into does not make; "
-                "take the batch by next(loader)"
+                "documents of some corpora of the plan begin with end of text, those of others end with it, "
+                "so no rule tells the documents of a batch apart; use corpora of one kind"
             )
-        inputs = self.inputs if rows is None else rows[:, :-1]
-        ended = ends(inputs, self._known_eot_id)
-        starts = torch.ones(inputs.shape, dtype=torch.bool, device=inputs.device)
-        starts[:, 1:] = ended[:, :-1]
-        if self._origin.fills_ends:
-            # Where nothing but end of text follows, the first one ends a document, the others fill the row.
-            filled = ended.flip(1).cummin(1).values.flip(1) & starts
-            starts[:, 1:] &= ~filled[:, :-1]
-        return starts
+        return self._origin.eot_first
 
     @property
     def _known_eot_id(self) -> int:
@@ -284,7 +336,10 @@ class Batch(list[torch.Tensor]):
         return Views(self[0], self[1], *self._more)
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
-        return joined(own(whole, self._origin.context))
+        if not self._origin.context.by_document:
+            return joined(own(whole, self._origin.context))
+        signed = structure.SIGNED.get(whole.dtype, whole.dtype)  # torch gathers few unsigned types
+        return whole.view(signed).gather(1, self._chosen).view(whole.dtype)
 
     def _changed(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Batch:
         return Batch(self._views.changed(change), self.step, self._origin)
@@ -301,24 +356,3 @@ class NoDataset(IterableDataset[Batch]):
         if issubclass(kind, PlanLoader):
             kind.refuse_dataloader()
         return False  # a `CorpusIterableDataset` is found by its own bases
-
-
-def ends(tokens: torch.Tensor, eot_id: int) -> torch.Tensor:
-    """Return whether each token is the end-of-text token: bool. tokens: any shape, as stored or widened."""
-    signed = _SIGNED.get(tokens.dtype)
-    if signed is None:
-        return tokens == eot_id
-    span = torch.iinfo(signed)
-    return tokens.view(signed) == (eot_id if eot_id <= span.max else eot_id + 2 * span.min)
-
-
-def borders(starts: torch.Tensor) -> torch.Tensor:
-    """Return the borders of documents in flattened rows or chunks, for variable-length attention."""
-    if starts.numel() > torch.iinfo(torch.int32).max:
-        raise errors.InvalidArgument(
-            f"cu_seqlens counts at most 2**31 - 1 tokens, got rows x seq_len = {starts.numel():,}"
-        )
-    begins = starts.clone()
-    begins[..., 0] = True  # a slice of a sequence may begin inside a document
-    found = begins.flatten().nonzero().flatten().to(torch.int32)
-    return torch.nn.functional.pad(found, (0, 1), value=starts.numel())

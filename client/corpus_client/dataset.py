@@ -13,15 +13,34 @@ from torch.utils.data import IterableDataset, get_worker_info
 from corpus_client import errors
 from corpus_client.batch import Batch
 from corpus_client.loader import CorpusLoader
+from corpus_client.network.given import Servers, resolved
 from corpus_client.network.options import Network
-from corpus_client.network.own_server import OwnServer, Servers, resolved
+from corpus_client.network.own_server import OwnServer
 from corpus_client.plan.document import MAX_STEP, integer
 from corpus_client.plan.iteration import EPOCH, NumSteps, Steps
 from corpus_client.plan.state import make_state
 from corpus_client.plan.world import Placement, check_dealt_out
 from corpus_client.staging.options import PREFETCH_BYTES, Staging
 
-PLAN_ARGUMENTS = ("corpus", "seq_len", "global_batch_size", "seed", "order", "rows")
+PLAN_ARGUMENTS = (
+    "corpus",
+    "epochs",
+    "tokens",
+    "seq_len",
+    "global_batch_size",
+    "seed",
+    "order",
+    "rows",
+    "family",
+    "tokenizers",
+)
+
+
+class _Pass(CorpusLoader):
+    """A pass of a dataset, which has said already whether its steps are more than one pass over a corpus."""
+
+    def _tell_of_passes(self, num_steps: int) -> None:
+        pass
 
 
 class CorpusIterableDataset(IterableDataset[Batch]):
@@ -101,9 +120,11 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         self._options = options
         self._least_bytes = 0
         with self._make_loader(num_steps) as loader:  # here a mistake is raised, not in a worker
+            self._bound = loader.prepared.bound
             if self._is_epoch:
                 self._num_steps = len(loader)
-            self._bound = loader.prepared.bound
+            elif self._num_steps is None and self._bound.num_steps is not None:
+                self._num_steps = max(0, self._bound.num_steps - start_step)
             self._least_bytes = loader.prepared.sizes.least_bytes
         plain = {name: options[name] for name in options if name not in PLAN_ARGUMENTS}
         self._options = {**plain, "plan": self._bound.whole}
@@ -131,7 +152,7 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         self._check_use()
         step = self.first_step
         stop = None if self._num_steps is None else self._pass_start(self._pass_of(step) + 1)
-        loader = self._make_loader(EPOCH if self._is_epoch else stop, num_workers)
+        loader = self._make_loader(EPOCH if self._is_epoch else stop, num_workers, _Pass)
         first = step + worker
         loader.seek(first if self._num_steps is None else min(first, len(loader)))  # none is left for some
         # No generator: one that raised an error is over, and here the same step is asked for again.
@@ -203,11 +224,13 @@ class CorpusIterableDataset(IterableDataset[Batch]):
         if not self.declared:
             check_dealt_out(self.place[1])
 
-    def _make_loader(self, end_step: NumSteps = None, num_workers: int = 1) -> CorpusLoader:
+    def _make_loader(
+        self, end_step: NumSteps = None, num_workers: int = 1, kind: type[CorpusLoader] = CorpusLoader
+    ) -> CorpusLoader:
         staging = self._staging
         if num_workers > 1 and staging.prefetch_bytes is None:
             staging = replace(staging, prefetch_bytes=max(PREFETCH_BYTES // num_workers, self._least_bytes))
-        loader = CorpusLoader(
+        loader = kind(
             self._urls,
             dtype=self._dtype,
             device="cpu",

@@ -15,14 +15,15 @@ import torch
 from corpus_client import errors
 from corpus_client.batch import Batch, Origin
 from corpus_client.network import control
+from corpus_client.network.given import Servers
 from corpus_client.network.options import Network
-from corpus_client.network.own_server import Servers
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.observe.recorder import Recorder, write_trace
 from corpus_client.plan import receipts
 from corpus_client.plan.document import (
     MAX_STEP,
+    AmountsArgument,
     CorpusArgument,
     OrderArgument,
     PlanArgument,
@@ -60,11 +61,17 @@ class CorpusLoader(PlanLoader[Batch]):
             from the files themselves; it ends with the last.
         corpus, seq_len, global_batch_size, seed, order, rows: the plan, which the server's documentation
             explains; seq_len is in tokens, global_batch_size in rows over all ranks.
+        family: the documents that the run leaves out, as one of many runs:
+            `{"seed": 7, "leave_out": 0.1, "member": 3}`.
+        epochs, tokens: instead of `corpus`, how often the run sees each one, `{"web": 1, "code": 2}`, or how
+            many tokens of it. The run ends when they are over. The plan in a state does not say where: with
+            `plan=` give `num_steps`.
         plan: a whole plan document instead of these (`make_plan` writes one), or the path of its JSON file.
         device: default `cuda` where there is one, else another accelerator, else `cpu`. Without an index,
             the current device if one was set, else the one of LOCAL_RANK.
         dtype: of the batches, `torch.int64` or `torch.int32`; None: as stored (see `Batch.inputs`).
-        num_steps: the run has the steps `[0, num_steps)`, wherever it is resumed; None: it has no end.
+        num_steps: the run has the steps `[0, num_steps)`, wherever it is resumed; None: those that `epochs`
+            or `tokens` come to, or those of the plan, or it has no end.
             `"epoch"`: exactly one pass over the plan's corpus. Rows of its last batch that would begin the
             next epoch are left out (a rank may have none); with `ignore_index` the shape stays, and the
             targets of these rows are that.
@@ -75,9 +82,9 @@ class CorpusLoader(PlanLoader[Batch]):
             (-100 for torch's cross entropy); None: targets stay as they are.
         sources: bring `Batch.sources`, the source of each row; `record` needs them.
         loss_mask: whether masks of the corpora come with the tokens, as part of `Batch.loss_mask`; None: if
-            there are any.
+            there are any. If they hold weights, `Batch.loss_mask` does, and `ignore_index` is refused.
         record_dir: folder for the losses that `record` gets, as Parquet files of each rank. Give it to one of
-            the processes that have the same rows. Needs `sources`, and pyarrow.
+            the processes that have the same rows. It brings `sources`, and needs pyarrow.
         run: name of the run, by which the server's page, metrics and log group what it asks for; 1 to 64
             letters, digits, `.`, `_` or `-`. It decides nothing.
         network, staging, placement: see `Network`, `Staging` and `Placement`.
@@ -94,11 +101,15 @@ class CorpusLoader(PlanLoader[Batch]):
         urls: Servers,
         *,
         corpus: CorpusArgument | None = None,
+        epochs: AmountsArgument | None = None,
+        tokens: AmountsArgument | None = None,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
         seed: int = 0,
         order: OrderArgument = "shuffle",
         rows: OrderArgument = "windows",
+        family: Mapping[str, Any] | None = None,
+        tokenizers: str | None = None,
         plan: PlanArgument | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = torch.int64,
@@ -117,15 +128,23 @@ class CorpusLoader(PlanLoader[Batch]):
     ) -> None:
         if unknown:
             raise TypeError(hint(unknown, inspect.signature(CorpusLoader).parameters, GROUPS))
-        parts = {"seq_len": seq_len, "global_batch_size": global_batch_size, "order": order, "rows": rows}
+        parts: dict[str, Any] = {
+            "seq_len": seq_len,
+            "global_batch_size": global_batch_size,
+            "order": order,
+            "rows": rows,
+        }
         groups = zip(GROUPS.items(), (network, staging, placement), strict=True)
         check_groups({name: (kind, given) for (name, kind), given in groups})
         network, staging, placement = network or Network(), staging or Staging(), placement or Placement()
         super().__init__(urls, network, num_steps, run, reiterable=reiterable)
-        document = self._requested(plan, corpus, seed=seed, **parts)
+        parts |= {"epochs": epochs, "tokens": tokens, "seed": seed, "family": family}
+        parts["tokenizers"] = tokenizers
+        document = self._requested(plan, corpus, **parts)
         self._placement = placement
         place, stride = placement.find(), placement.step_stride
         self.place = place[:2]
+        sources = sources or record_dir is not None
         self._stager = open_stager(device, context=place.context, timed=staging.trace_steps > 0)
         self._session = DeviceSession(self._stager)
         wishes = (dtype, eot_id, ignore_index, sources, loss_mask)
@@ -133,15 +152,13 @@ class CorpusLoader(PlanLoader[Batch]):
         self._make = partial(self._stager.make, dtype)
         if staging.nvtx and not torch.cuda.is_available():
             raise errors.InvalidArgument("nvtx=True needs a CUDA device, torch sees none; leave it out")
-        if record_dir is not None and not sources:
-            raise errors.InvalidArgument("record_dir= needs the sources of rows; pass sources=True as well")
         self._recorder = Recorder(staging.trace_steps, torch.cuda.nvtx if staging.nvtx else None)
         self.declared = False  # whether an integration that knows the ranks made it, or compared the place
         self._in_call = False  # whether the loop's thread is within a call that uses the device
         self._num_batches = self._num_tokens = 0
         self.prepared: PreparedPlan  # to be read only
         self._use(PreparedPlan.prepare(document, options))
-        self._end_with_epoch()
+        self._settle_end()
         self._losses = LossRecorder(self._stager, record_dir, self.place) if sources else None
 
     def __next__(self) -> Batch:
@@ -171,6 +188,11 @@ class CorpusLoader(PlanLoader[Batch]):
             InvalidArgument: the tensors do not fit the batch, which remains the next one.
             StopIteration: the last step was yielded; and what `next` raises.
         """
+        if self._origin.context.by_document:
+            raise errors.InvalidArgument(
+                "next_into copies the same columns of each row, and context_order='documents' takes others; "
+                "take the batch by next(loader)"
+            )
         ignored = self.prepared.options.ignore_index
         return self._take(partial(self._stager.fill, inputs, targets, ignored=ignored))
 
@@ -216,6 +238,7 @@ class CorpusLoader(PlanLoader[Batch]):
             self._recorder.yielded_step = step
         except StopIteration:
             self._used = True
+            self._tell_end()
             raise
         except BaseException:
             # An interrupt (Ctrl-C), too: it may fall between taking a batch and counting it.
@@ -226,21 +249,36 @@ class CorpusLoader(PlanLoader[Batch]):
         return batch
 
     def _batch_of(self, step: int, tensors: Views) -> Batch:
-        rows = self._rows_left(step, num_rows := len(tensors.inputs))
-        if rows < num_rows and self.prepared.options.ignore_index is not None:
-            tensors.targets[rows:] = self.prepared.options.ignore_index
-        elif rows < num_rows:
-            tensors = tensors.changed(lambda _, tensor: tensor[:rows])
+        if self._epoch_rows is not None:
+            tensors = self._of_epoch(step, tensors)
         batch = Batch(tensors, step, self._origin)
+        if self._origin.context.by_document:
+            batch = batch.of_documents()
         if (ignore_index := self.prepared.options.ignore_index) is not None:
             batch.targets.masked_fill_(~batch.loss_mask, ignore_index)
         return batch
 
+    def _of_epoch(self, step: int, tensors: Views) -> Views:
+        """Leave out, or mask, the rows of the last batch that would begin the next epoch."""
+        rows = self._rows_left(step, num_rows := len(tensors.inputs))
+        if rows == num_rows:
+            return tensors
+        if (ignore_index := self.prepared.options.ignore_index) is not None:
+            tensors.targets[rows:] = ignore_index
+            return tensors
+        return tensors.changed(lambda _, tensor: tensor[:rows])
+
     def _use(self, prepared: PreparedPlan) -> None:
         self.prepared, self._bound = prepared, prepared.bound
         options = prepared.options
-        context, fills_ends = options.place.context, self._bound.fills_ends
-        self._origin = Origin(self._bound, options.step_stride, prepared.eot_id, context, fills_ends)
+        self._origin = Origin(
+            self._bound,
+            options.step_stride,
+            prepared.eot_id,
+            options.place.context,
+            self._bound.fills_ends,
+            self._bound.eot_first,
+        )
 
     @property
     def first_free_step(self) -> int:
@@ -347,7 +385,8 @@ class CorpusLoader(PlanLoader[Batch]):
         What only the device knows (losses, seconds of copies and stalls) is as the loop's thread saw it last:
         in a call of this method, at most a second ago in other calls.
         """
-        if self._thread is threading.current_thread() and not self._in_call and not self._session.stopped:
+        is_own = self._owner.thread is threading.current_thread()
+        if is_own and not self._in_call and not self._session.stopped:
             self._session.measure()
             if self._losses is not None:
                 self._losses.measure()
@@ -371,19 +410,20 @@ class CorpusLoader(PlanLoader[Batch]):
 
         Called by the loop's thread: it asks the device when copies ran.
         """
-        super()._check_thread()
+        self._owner.check()
         write_trace(path, self._recorder)
 
     def close(self) -> None:
-        """Stop fetching, write what was recorded and release everything; idempotent.
+        """Stop fetching, write what was recorded, release everything, and tell the server the last step.
 
-        From another thread than the loop's, while that one runs, it stops fetching and wakes the loop. The
-        memory, and losses on their way, are left to the loop's thread, which sees to them in its next call
-        and raises `LoaderClosed`; when that thread has ended, another `close` does.
+        Idempotent. From another thread than the loop's, while that one runs, it stops fetching and wakes the
+        loop. The memory, and losses on their way, are left to the loop's thread, which sees to them in its
+        next call and raises `LoaderClosed`; when that thread has ended, another `close` does.
         """
         self._session.stop()
-        if not self._in_call and self._takes_over():
+        if not self._in_call and self._owner.takes_over():
             self._release()
+            self._tell_end()
 
     def _release(self) -> None:
         self._session.end()
@@ -398,15 +438,16 @@ class CorpusLoader(PlanLoader[Batch]):
     def _check_thread(self) -> None:
         # Asked twice a step. Each call that is spared costs 1 us, because its code has left the caches.
         stopped = self._session.stopped
-        if self._thread is not threading.current_thread() or self._pid != os.getpid() or stopped:
-            self._check_process()
-            mine = self._takes_over()
+        owner = self._owner
+        if owner.thread is not threading.current_thread() or owner.pid != os.getpid() or stopped:
+            owner.check_process()
+            mine = owner.takes_over()
             if self._session.stopped:  # not `stopped`: who closes may have become the owner meanwhile
                 if mine:
                     self._release()
                 raise errors.LoaderClosed("the loader is closed; make a new one and load its state")
             if not mine:
-                self._refuse_thread()
+                owner.refuse_thread()
 
     def _start(self) -> Pipeline:
         self._recorder.ask()

@@ -13,11 +13,12 @@ from torch.utils.data import get_worker_info
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
+from corpus_client.network.layout import Beside
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
 from corpus_client.observe.recorder import Recorder
 from corpus_client.plan.document import integer
-from corpus_client.plan.requests import AheadRequests, StepRequests, names_beside
+from corpus_client.plan.requests import AheadRequests, StepRequests, arrays_beside
 from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST, rank_shapes
 from corpus_client.plan.world import RankPart, ranks_on_host
 from corpus_client.staging import local
@@ -56,9 +57,9 @@ class PlanOptions:
                     "be unsigned"
                 )
 
-    def beside(self, plan: BoundPlan) -> tuple[str, ...]:
+    def beside(self, plan: BoundPlan) -> tuple[Beside, ...]:
         """Return what is to come with the tokens of this plan."""
-        return names_beside(plan, sources=self.sources, loss_mask=self.loss_mask)
+        return arrays_beside(plan, sources=self.sources, loss_mask=self.loss_mask)
 
     def check(self, plan: BoundPlan) -> None:
         """Raise `InvalidArgument` unless they go together with this plan."""
@@ -72,10 +73,21 @@ class PlanOptions:
             high = torch.iinfo(STORED_DTYPES[plan.dtype]).max
             integer(f"eot_id of {plan.dtype} tokens", self.eot_id, 0, high)
         knows_ends = self.eot_id is not None or plan.eot_id is not None
-        if self.ignore_index is not None and not knows_ends and "loss_mask" not in self.beside(plan):
+        has_mask = any(each.name == "loss_mask" for each in self.beside(plan))
+        if self.ignore_index is not None and has_mask and plan.has_weights:
+            raise errors.InvalidArgument(
+                "ignore_index cannot say the weights that loss masks of the corpora hold: leave it out and "
+                "multiply the losses by batch.loss_mask; loss_mask=False trains on all tokens alike"
+            )
+        if self.ignore_index is not None and not knows_ends and not has_mask:
             raise errors.InvalidArgument("ignore_index needs eot_id=, the token that ends a document")
         context = self.place.context
-        what = "twice the context-parallel size" if context.zigzag else "the context-parallel size"
+        if context.by_document and not knows_ends:
+            raise errors.InvalidArgument(
+                "context_order='documents' needs eot_id=, the token that ends a document"
+            )
+        twice = context.zigzag or context.by_document
+        what = "twice the context-parallel size" if twice else "the context-parallel size"
         for stage in plan.stages:
             if stage.seq_len % context.num_chunks:
                 raise errors.InvalidArgument(
@@ -149,7 +161,7 @@ class PreparedPlan:
     @property
     def steps_per_request(self) -> int:
         """How many steps one request asks for at most, where batches are largest."""
-        return min(self._request_bytes // self.sizes.batch_bytes, MAX_STEPS_PER_REQUEST)
+        return min(self._request_bytes // self.sizes.batch_bytes, self._request_steps)
 
     def start(
         self, slots: Sequence[Slot], stager: Stager, recorder: Recorder, start_step: int, end_step: int | None
@@ -169,17 +181,26 @@ class PreparedPlan:
         )
         source: Source = requests
         if places is not None:
-            ahead = AheadRequests(requests, steps.pieces(self._request_bytes), steps.in_flight)
+            ahead = AheadRequests(
+                requests, steps.pieces(self._request_bytes, self._request_steps), steps.in_flight
+            )
             source = local.LocalSource(ahead, self.bound, shards, steps.beside)
         return Pipeline(source, slots, stager, steps, recorder)
 
     @property
     def _request_bytes(self) -> int:
         """Of the batches that one request is about, whether tokens are answered or only where they lie."""
-        if self.places is None or "loss_mask" in self.steps.beside:
+        if self.places is None or any(each.name == "loss_mask" for each in self.steps.beside):
             return self.sizes.used_bytes
         max_window = max(each.shape[1] for each in self.steps.step_ranges)
-        return max(self.sizes.used_bytes, local.REQUEST_ROWS * max_window * self.steps.dtype.itemsize)
+        is_own = self.places.are_served and self.bound.indices != "pieces"
+        rows = local.OWN_ROWS if is_own else local.REQUEST_ROWS
+        return max(self.sizes.used_bytes, rows * max_window * self.steps.dtype.itemsize)
+
+    @property
+    def _request_steps(self) -> int:
+        is_own = self.places is not None and self.places.are_served
+        return local.OWN_STEPS if is_own else MAX_STEPS_PER_REQUEST
 
 
 def _places(replicas: Replicas, bound: BoundPlan, staging: Staging) -> local.Places | None:

@@ -12,8 +12,8 @@ import torch
 
 from corpus_client import errors
 from corpus_client.network import control, wire
+from corpus_client.network.given import Servers, resolved
 from corpus_client.network.options import Network
-from corpus_client.network.own_server import Servers, resolved
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.document import integer
 from corpus_client.staging.stager import STORED_DTYPES, widened
@@ -36,6 +36,10 @@ class RemoteCorpus:
     """
 
     def __init__(self, url: Servers, name: str, *, network: Network | None = None) -> None:
+        if not isinstance(name, str):  # a mixture, as `corpus=` of a loader takes it
+            raise errors.InvalidArgument(
+                f"name must be that of one corpus, got {name!r}; a mixture needs a CorpusLoader"
+            )
         self.name = name
         self._url = resolved(url, network or Network())
         self._pid = os.getpid()

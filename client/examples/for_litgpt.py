@@ -20,6 +20,7 @@ from litgpt.data import DataModule
 from torch.utils.data import DataLoader, IterableDataset
 
 from corpus_client import Batch, CorpusLoader
+from corpus_client.integrations.feed import masked_targets
 
 
 @dataclass
@@ -81,8 +82,7 @@ class _MicroBatch:
         if key == (slice(None), slice(0, seq_len)):
             return self._batch.inputs
         if key == (slice(None), slice(1, seq_len + 1)):
-            mask = self._batch.corpus_mask  # litgpt's loss leaves -100 out
-            return self._batch.targets if mask is None else self._batch.targets.masked_fill(~mask, -100)
+            return masked_targets(self._batch, -100)  # litgpt's loss leaves -100 out
         return self._batch.tokens[key]
 
     def to(self, device: torch.device, **_: Any) -> _MicroBatch:

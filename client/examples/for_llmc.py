@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from corpus_client import Batch, CorpusLoader, Placement
+from corpus_client.integrations.feed import masked_targets
 
 
 class DistributedDataLoader(CorpusLoader):
@@ -48,8 +49,7 @@ class DistributedDataLoader(CorpusLoader):
     def next_batch(self) -> Batch:
         """Return the next step's batch: `x, y = loader.next_batch()`, `(B, T) int64` each."""
         batch = next(self)
-        if batch.corpus_mask is not None:  # the script's loss leaves -1 out
-            batch[1] = batch.targets.masked_fill(~batch.corpus_mask, -1)
+        batch[1] = masked_targets(batch, -1)  # the script's loss leaves -1 out
         return batch
 
     def reset(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 
 from corpus_client import CorpusLoader, Placement
+from corpus_client.integrations.feed import masked_targets
 
 
 class GetBatch:
@@ -79,9 +80,7 @@ class GetBatch:
                     loader.seek(0)
             self._evaluating = True
             batch = next(self._evaluated[split])
-        if batch.corpus_mask is None:
-            return batch.inputs, batch.targets
-        return batch.inputs, batch.targets.masked_fill(~batch.corpus_mask, -1)  # nanoGPT's loss leaves -1 out
+        return batch.inputs, masked_targets(batch, -1)  # nanoGPT's loss leaves -1 out
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a run whose next batch is the one that the loop holds."""

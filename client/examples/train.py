@@ -124,7 +124,7 @@ class Trainer:
             self.args.urls,
             corpus=corpus,
             **shape,
-            run=self.args.run,
+            run=self.args.run_name,
             device=self.device,
             network=network,
             **changes,
@@ -353,7 +353,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("urls", nargs="+", metavar="URL", help="of the server, or of several replicas")
     add("--token-file", type=Path, help="file with the access token, for servers that ask for one")
-    add("--run", help="name of the run, by which the server's page groups what it asks for")
+    add("--run-name", help="name of the run, by which the server's page groups what it asks for")
     add("--corpus", required=True, help="name of the corpus to train on")
     add("--eval-corpus", help="name of a corpus to evaluate on")
     add("--vocab-size", type=int, required=True, help="largest token id + 1, or more")

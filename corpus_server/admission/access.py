@@ -19,13 +19,12 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from corpus_server.admission.request import SCOPES, Caller, Limits
+from corpus_server.admission.request import SCOPES, Caller
 from corpus_server.daemon_thread import in_daemon_thread
 from corpus_server.errors import InvalidParameter, Unauthorized
 from corpus_server.user_files import parse_toml, read_small_file, reason_of
@@ -41,6 +40,54 @@ SETTLE_SECONDS = 3.0
 
 HANG_SECONDS = 5.0
 """Without a response of the file's disk, which is then said in the log and the metrics."""
+
+
+class Key(NamedTuple):
+    """A key of a token's table, which is a field of its `Caller`.
+
+    Attributes:
+        accepted: what it may be.
+        keep: from its value, which may be of any type of TOML, to what the caller has; None if that is not
+            accepted.
+        meaning: for the docs.
+        is_required: whether a table must have it.
+    """
+
+    accepted: str
+    keep: Callable[[Any], Any]
+    meaning: str
+    is_required: bool = False
+
+
+def _count(meaning: str) -> Key:
+    """Return the key of a whole number of at least 1."""
+
+    def keep(value: Any) -> int | None:
+        return value if type(value) is int and 1 <= value < 2**63 else None
+
+    return Key("an integer in [1, 2^63)", keep, meaning)
+
+
+def _scopes(value: Any) -> frozenset[str] | None:
+    are_scopes = isinstance(value, list) and all(isinstance(s, str) and _SCOPE.fullmatch(s) for s in value)
+    return frozenset(value) if are_scopes else None
+
+
+def _expires(value: Any) -> float | None:
+    return value.timestamp() if isinstance(value, datetime) and value.tzinfo else None
+
+
+KEYS: Final[Mapping[str, Key]] = {
+    "scopes": Key(
+        f"a list of read:NAME, read:*, {', '.join(SCOPES)}", _scopes, "what it may do", is_required=True
+    ),
+    "expires": Key("a time like 2027-06-30T00:00:00Z", _expires, "from then on it is refused"),
+    "max_requests": _count("token responses under way in each worker process"),
+    "max_bytes": _count("bytes of token responses under way in each worker process"),
+    "max_bytes_per_second": _count("bytes of token responses in each worker process, over a second"),
+    "max_plans": _count("plans that the server keeps for it, over all worker processes"),
+}
+"""Besides `sha256`, which finds the token."""
 
 Version = tuple[int, ...]
 """What changes with a file: the first two when another file takes its name."""
@@ -173,7 +220,9 @@ def parse_tokens(text: str, path: Path) -> dict[bytes, Caller]:
     return callers
 
 
-def make_token(name: str, scopes: Iterable[str], expires: datetime | None, limits: Limits) -> tuple[str, str]:
+def make_token(
+    name: str, scopes: Iterable[str], expires: datetime | None, limits: Mapping[str, int | None]
+) -> tuple[str, str]:
     """Return a new token and its table for the file."""
     token = _PREFIX + secrets.token_urlsafe(32)
     quoted = ", ".join(f'"{scope}"' for scope in scopes)
@@ -181,8 +230,7 @@ def make_token(name: str, scopes: Iterable[str], expires: datetime | None, limit
     lines = [f"[tokens.{key}]", f'sha256 = "{_digest(token).hex()}"', f"scopes = [{quoted}]"]
     if expires is not None:
         lines.append(f"expires = {expires.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}")
-    given = {key: value for key, value in asdict(limits).items() if value is not None}
-    lines += [f"{key} = {value}" for key, value in given.items()]
+    lines += [f"{key} = {value}" for key, value in limits.items() if value is not None]
     return token, "\n".join(lines) + "\n"
 
 
@@ -192,27 +240,22 @@ def _digest(token: str) -> bytes:
 
 def _read_token(path: Path, name: str, table: Any) -> tuple[bytes, Caller]:
     where = f"[tokens.{name}]"
-    limits = [each.name for each in fields(Limits)]
-    if not isinstance(table, dict) or (unknown := set(table) - {"sha256", "scopes", "expires", *limits}):
+    if not isinstance(table, dict) or (unknown := set(table) - {"sha256", *KEYS}):
         found = f"unknown {', '.join(sorted(unknown))}" if isinstance(table, dict) else repr(table)
-        accepted = ", ".join(("sha256", "scopes", "expires", *limits))
-        raise _mistake(path, f"{where} must be a table of {accepted}; got {found}")
-    digest, scopes, expires = table.get("sha256"), table.get("scopes"), table.get("expires")
+        raise _mistake(path, f"{where} must be a table of {', '.join(('sha256', *KEYS))}; got {found}")
+    digest = table.get("sha256")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         # What came is not shown: it may be the token itself.
         found = f"{len(digest)} characters" if isinstance(digest, str) else type(digest).__name__
         raise _mistake(path, f"{where} sha256 must be 64 of the digits 0-9 and a-f, got {found}")
-    if not isinstance(scopes, list) or not all(isinstance(s, str) and _SCOPE.fullmatch(s) for s in scopes):
-        accepted = "read:NAME, read:*, " + ", ".join(SCOPES)
-        raise _mistake(path, f"{where} scopes must be a list of {accepted}; got {scopes!r:.200}")
-    if expires is not None and not (isinstance(expires, datetime) and expires.tzinfo):
-        raise _mistake(path, f"{where} expires must be a time like 2027-06-30T00:00:00Z, got {expires}")
-    given = {key: table[key] for key in limits if key in table}
-    for key, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**63:
-            raise _mistake(path, f"{where} {key} must be an integer in [1, 2^63), got {value!r:.80}")
-    until = float("inf") if expires is None else expires.timestamp()
-    return bytes.fromhex(digest), Caller(name, frozenset(scopes), until, Limits(**given))
+    given = {}
+    for field, key in KEYS.items():
+        if field in table or key.is_required:
+            value = table.get(field)
+            if (kept := key.keep(value)) is None:
+                raise _mistake(path, f"{where} {field} must be {key.accepted}; got {value!r:.200}")
+            given[field] = kept
+    return bytes.fromhex(digest), Caller(name, **given)
 
 
 def _mistake(path: Path, what: str) -> InvalidParameter:

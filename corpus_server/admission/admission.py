@@ -30,7 +30,7 @@ from corpus_server.admission.load import (
     Load,
     Slot,
 )
-from corpus_server.admission.request import ANYONE, MAX_HEAD_BYTES, Caller, RequestHead
+from corpus_server.admission.request import ANYONE, MAX_HEAD_BYTES, SCOPES, Caller, RequestHead
 from corpus_server.errors import (
     BadRequest,
     BodyTooLarge,
@@ -49,8 +49,7 @@ _HEALTH_PATHS = ("/healthz", "/readyz")
 _OPEN_PATHS = ("/", *_HEALTH_PATHS, "/v1/access")
 # HTML and scripts that hold nothing of a corpus; a browser cannot send a token for them.
 _OPEN_FOLDER = "/page/"
-# Of GET; all other paths of /v1 read.
-_SCOPES = {"/metrics": "metrics", "/v1/live": "metrics", "/v1/plans": "inspect"}
+_SCOPE_OF = {path: name for name, scope in SCOPES.items() for path in scope.paths}
 
 Moment = Literal["connection", "request", "response", "slot"]
 
@@ -140,18 +139,18 @@ def _scope(load: Load, request: RequestHead) -> None:
     if request.method == "POST":
         request.caller.check("plans")
     elif not _is_open(request):
-        request.caller.check(_SCOPES.get(path) or ("read" if path.startswith("/v1/") else "inspect"))
+        request.caller.check(_SCOPE_OF.get(path) or ("read" if path.startswith("/v1/") else "inspect"))
 
 
 def _token_limits(load: Load, request: RequestHead) -> None:
     """The token is below its own limits."""
-    name, limits, usage = request.caller.name, request.caller.limits, load.usage[request.caller.name]
-    if limits.max_requests is not None and usage.num_slots >= limits.max_requests:
-        raise TooManyRequests(f"token {name!r} may have {limits.max_requests} responses under way")
-    if limits.max_bytes is not None and usage.num_bytes >= limits.max_bytes:
-        raise TooManyRequests(f"token {name!r} may have {limits.max_bytes} bytes under way")
+    caller, usage = request.caller, load.usage[request.caller.name]
+    if caller.max_requests is not None and usage.num_slots >= caller.max_requests:
+        raise TooManyRequests(f"token {caller.name!r} may have {caller.max_requests} responses under way")
+    if caller.max_bytes is not None and usage.num_bytes >= caller.max_bytes:
+        raise TooManyRequests(f"token {caller.name!r} may have {caller.max_bytes} bytes under way")
     if (seconds := usage.paid_until - time.monotonic() - BURST_SECONDS) > 0:
-        detail = f"token {name!r} may take {limits.max_bytes_per_second} bytes per second"
+        detail = f"token {caller.name!r} may take {caller.max_bytes_per_second} bytes per second"
         raise TooManyRequests(detail, retry_after_seconds=math.ceil(seconds))
 
 
@@ -233,7 +232,11 @@ class Admission(Load):
         """
         self.check_response(request)
         self._ask("slot", request)
-        return self.take_slot(request.caller, reader)
+        usage = self.usage[request.caller.name]
+        slot = Slot(self, request.caller, usage, reader)
+        self.slots.add(slot)
+        usage.num_slots += 1
+        return slot
 
     def check_response(self, request: RequestHead) -> None:
         """Raise the error of the first of `CHECKS` that refuses a costly response, with a slot or without."""

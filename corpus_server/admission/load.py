@@ -89,7 +89,7 @@ class Slot:
         Raises:
             Overloaded: it is not small, and all bytes are taken, or the token's share of them.
         """
-        rate = self._caller.limits.max_bytes_per_second
+        rate = self._caller.max_bytes_per_second
         with self._load.lock:
             if num_bytes > SMALL_BYTES:
                 self._load.check_share(
@@ -156,14 +156,6 @@ class Load:
         self.connections[address] -= 1
         if not self.connections[address]:
             del self.connections[address]
-
-    def take_slot(self, caller: Caller, reader: asyncio.WriteTransport | None) -> Slot:
-        """Return a slot, which is counted; `reader` is the client's transport, where it can be cut off."""
-        usage = self.usage[caller.name]
-        slot = Slot(self, caller, usage, reader)
-        self.slots.add(slot)
-        usage.num_slots += 1
-        return slot
 
     def check_share(self, what: str, num_all: int, num_own: int, limit: int) -> None:
         """Raise Overloaded unless there is room for something more of a token."""
@@ -292,10 +284,10 @@ class Load:
         finally:
             self._body_bytes -= counted
 
-    def check_shards(self, size_bytes: int) -> None:
-        """Raise ResponseTooLarge if the staged shards of a response exceed the cache."""
+    def check_extents(self, size_bytes: int) -> None:
+        """Raise ResponseTooLarge if the extents of a response exceed the cache."""
         remedy = "ask for fewer steps, or give a larger --cache-bytes when starting the server"
-        what, limit = "the cache for the shards of a response", self.settings.cache_bytes
+        what, limit = "the cache for the extents of a response", self.settings.cache_bytes
         _check(what, size_bytes, limit, "bytes", "count", remedy)
 
     def check_text_size(self, num_tokens: int, parameter: str) -> None:

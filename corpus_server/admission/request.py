@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from corpus_server.errors import BadRequest, Forbidden
@@ -17,8 +18,26 @@ MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's head."""
 
 READ_ALL = "read:*"
-SCOPES = ("plans", "inspect", "metrics")
-"""Besides `read:NAME` and `read:*`: post plans, list plans and see the pages, see the metrics."""
+
+
+class Scope(NamedTuple):
+    """What a token may do besides reading corpora.
+
+    Attributes:
+        paths: that a GET needs it for; of `/v1` all others read.
+        allows: its row in docs/operations.md.
+    """
+
+    paths: tuple[str, ...]
+    allows: str
+
+
+SCOPES: Final = {
+    "plans": Scope((), "`POST /v1/plans`, for corpora that the token may read. A loader needs it"),
+    "inspect": Scope(("/v1/plans",), "the list of all plans, `/docs` and `/openapi.json`"),
+    "metrics": Scope(("/metrics", "/v1/live"), "`/metrics` and `/v1/live`"),
+}
+"""By name; a new scope is a line here. `read:NAME` and `read:*` are the others."""
 
 REQUEST_ID = "X-Request-Id"
 """Header of every request that a client wants to find again, and of every response."""
@@ -43,18 +62,8 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one token may use of each worker process; None for no limit of its own."""
-
-    max_requests: int | None = None  # token responses under way
-    max_bytes: int | None = None  # bytes of token responses under way
-    max_bytes_per_second: int | None = None  # averaged over a second
-    max_plans: int | None = None  # plans that the server keeps, over all workers
-
-
-@dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks.
+    """Who asks, with the keys of its token's table, see `KEYS` in `access.py`; None for no limit of its own.
 
     Args:
         name: of the token.
@@ -66,7 +75,10 @@ class Caller:
     name: str
     scopes: frozenset[str]
     expires: float = float("inf")
-    limits: Limits = field(default_factory=Limits)
+    max_requests: int | None = None
+    max_bytes: int | None = None
+    max_bytes_per_second: int | None = None
+    max_plans: int | None = None
     is_private: bool = True
 
     def check(self, scope: str) -> None:
@@ -108,6 +120,11 @@ class RequestHead:
         caller: who asks, as the admission has found.
         request_id: names the request in logs and in its response.
         trace_parent: W3C `traceparent`, "" if none came.
+
+    Attributes:
+        path, query_string: the target up to its first question mark, and behind it.
+        decoded_path: the path as both the router and the checks read it: no spelling is another path to one
+            of them.
     """
 
     method: str
@@ -118,6 +135,14 @@ class RequestHead:
     caller: Caller = ANYONE
     request_id: str = ""
     trace_parent: str = ""
+    path: bytes = field(init=False)
+    query_string: bytes = field(init=False)
+    decoded_path: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.path, _, self.query_string = self.target.partition(b"?")
+        path = self.path.decode("latin-1")
+        self.decoded_path = unquote(path) if "%" in path else path
 
     @classmethod
     def of(
@@ -153,21 +178,6 @@ class RequestHead:
         """The last step that the loader had yielded; None if it does not say."""
         step = self.headers.get("corpus-trained-step", "")
         return int(step) if _GOOD_STEP.fullmatch(step) else None
-
-    @property
-    def path(self) -> bytes:
-        """The target up to its query string."""
-        return self.target.partition(b"?")[0]
-
-    @property
-    def decoded_path(self) -> str:
-        """The path as both the router and the checks read it: no spelling is another path to one of them."""
-        return unquote(self.path.decode("latin-1")) if b"%" in self.path else self.path.decode("latin-1")
-
-    @property
-    def query_string(self) -> bytes:
-        """The target behind its first question mark."""
-        return self.target.partition(b"?")[2]
 
 
 def check_unambiguous(version: str, names: list[bytes]) -> None:

@@ -1,6 +1,6 @@
 """The commands `corpus-server serve`, `inspect`, `verify`, `index`, `build`, `merge` and so on.
 
-Exit codes: 0 done, 1 the corpus is damaged, 2 wrong arguments or configuration.
+Exit codes: 0 done, 1 the corpus is damaged, 2 wrong arguments or configuration, 141 nobody read the output.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ COMMANDS = {
         "Find where documents end (PATH,eot=ID), and keep the ends in sidecars beside the shards.",
     ),
     "build": Named(
-        "build:build",
-        "Make a corpus of text or token ids. After an interruption the same command continues.",
+        "build:build", "Make a corpus of text or token ids. After an interruption the same command continues."
     ),
     "merge": Named("build:merge", "Join built corpora by hard links, without moving a token."),
+    "stage": Named(
+        "stage:stage",
+        "Fetch what steps of a plan read from object stores into the cache of a server, before it serves "
+        "them.",
+    ),
     "token": Named(
         "token:token",
         "Make an access token, add its hash to a file, and print the token: it is shown this once.",
@@ -45,9 +49,18 @@ COMMANDS = {
         "export:export",
         "Print what a step holds of each document as a JSON line: text or tokens, metadata, row and place.",
     ),
+    "what": Named(
+        "what:what",
+        "Print what a step of a run of Megatron, GPT-NeoX or OLMo saw, as `export` does; it changes nothing.",
+    ),
     "spikes": Named(
         "spikes:spikes",
         "Show the rows that lost more than others of their source in the same steps, and their documents.",
+    ),
+    "find": Named(
+        "find:find",
+        "Find what texts and corpora have in common: exact spans, in one pass over the tokens, without an "
+        "index.",
     ),
     "plans": Named("plans:app", "List, show and compare the plans a server has seen."),
     "view": Named("view:app", "Make and show views: documents of a corpus, chosen and repeated."),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
@@ -15,6 +18,9 @@ from corpus_server.corpus_spec import OPTIONS
 
 _TABLE_COLUMNS = 110
 """Of the narrowest terminal on which the table of the options of `serve` cuts none of their names."""
+
+UNREAD = 141
+"""Nobody reads the output any more (`| head`): what a shell says of a program that SIGPIPE ended."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,10 +37,18 @@ class _Parameters:
 
 class _Command(_Parameters, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Say where an option of a corpus belongs, if it is given as one of the command."""
+        """Say where an option of a corpus belongs that the command got, or what one corpus is."""
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # NoSuchOption of click, or of the copy of it that typer brings along
+        except Exception as error:  # a UsageError of click, or of the copy of it that typer brings along
+            message = str(getattr(error, "message", ""))
+            takes_one = any(each.metavar == "CORPUS" and each.nargs == 1 for each in self.params)
+            if takes_one and "unexpected extra argument" in message:
+                said = (
+                    f"{message}: {ctx.info_name} takes one corpus. Several files of it are one argument, "
+                    "'shards/*.bin' in quotes or a.bin,b.bin; for several corpora run the command for each."
+                )
+                raise typer.BadParameter(said, ctx=ctx) from None
             name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
             if name not in OPTIONS:
                 raise
@@ -51,7 +65,20 @@ class _Command(_Parameters, TyperCommand):
 
 
 class _Group(_Parameters, TyperGroup):
-    pass
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Name the route where somebody gives a question to a server as a command, as `usage`."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and (routes := _routes_of(name)):
+            said = f"{name} is no command, but a question to a server: GET {' or '.join(routes)}"
+            raise typer.BadParameter(said, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _routes_of(name: str) -> list[str]:
+    from corpus_server.responses import questions  # noqa: F401  # 0.3 s of CPU; it registers them
+    from corpus_server.responses.question import QUESTIONS
+
+    return sorted(each.path for each in QUESTIONS if each.path.endswith(f"/{name}"))
 
 
 class App(typer.Typer):
@@ -78,7 +105,7 @@ class Named:
     about: str
 
 
-class LazyCommands(MutableMapping[str, Any]):
+class LazyCommands(Mapping[str, Any]):
     """Commands by name, each imported when it is asked for."""
 
     def __init__(self, named: Mapping[str, Named]) -> None:
@@ -101,14 +128,6 @@ class LazyCommands(MutableMapping[str, Any]):
         """Return how many there are."""
         return len(self.named)
 
-    def __setitem__(self, name: str, command: Any) -> None:
-        """Refuse: a command is declared by where it is."""
-        raise TypeError("commands are declared in corpus_server.cli")
-
-    def __delitem__(self, name: str) -> None:
-        """Refuse."""
-        raise TypeError("commands are declared in corpus_server.cli")
-
 
 def lazy_group(named: Mapping[str, Named]) -> type[TyperGroup]:
     """Return the class of a group of these commands, whose help imports none of them."""
@@ -116,7 +135,22 @@ def lazy_group(named: Mapping[str, Named]) -> type[TyperGroup]:
     class Group(_Group):
         def __init__(self, **options: Any) -> None:
             super().__init__(**{**options, "commands": {}})
-            self.commands = LazyCommands(named)
+            self.commands = LazyCommands(named)  # type: ignore[assignment]  # none is added
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            """Show the help where nothing is asked for; rich, which is not used here, would print it."""
+            if not args and not ctx.resilient_parsing:
+                typer.echo(ctx.get_help(), err=True)
+                ctx.exit(2)
+            return super().parse_args(ctx, args)
+
+        def make_context(self, *arguments: Any, **options: Any) -> Any:
+            with reader_may_end():  # --help and --version print here
+                return super().make_context(*arguments, **options)
+
+        def invoke(self, ctx: Any) -> Any:
+            with reader_may_end():
+                return super().invoke(ctx)
 
         def format_help(self, ctx: Any, formatter: Any) -> None:
             # Without rich, which takes 0.1 s of CPU.
@@ -127,3 +161,16 @@ def lazy_group(named: Mapping[str, Named]) -> type[TyperGroup]:
                 formatter.write_dl([(name, each.about) for name, each in named.items()])
 
     return Group
+
+
+@contextmanager
+def reader_may_end() -> Iterator[None]:
+    """End without a word if nobody reads the output any more; typer would end with 1, which means damage."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would flush once more
+        sys.exit(UNREAD)

@@ -95,7 +95,7 @@ MaskOption = Annotated[
     typer.Option(
         metavar="FIELD,...|none",
         help="With --column: fields that say which tokens are targets of training: labels (-100: not), "
-        "attention_mask, or 0 and 1. They become loss masks.",
+        "attention_mask, 0 and 1, or weights as floating-point numbers. They become loss masks.",
     ),
 ]
 EotOption = Annotated[
@@ -214,7 +214,9 @@ def build(
         made = {out / (name or ""): manifest for name, manifest in built.items()}
         _warn_of(made, options)
         _describe(made, options, as_json=as_json)
-        if reading is not None:
+        if reading is None:
+            note(f"{out} was there already, built of the same files with the same options; nothing was read")
+        else:
             _tell(reading, errors if as_json else console)
 
 
@@ -265,7 +267,8 @@ def _warn_of(made: Mapping[Path, Manifest], options: BuildOptions) -> None:
 def _describe(made: Mapping[Path, Manifest], options: BuildOptions, *, as_json: bool) -> None:
     """Print what was built."""
     if as_json:
-        wanted = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "eot", "num_targets")
+        wanted: tuple[str, ...] = ("num_tokens", "num_documents", "num_shards", "dtype", "fingerprint", "eot")
+        wanted = (*wanted, "num_targets", "loss_mask_dtype")
         print_json({str(path): _facts(manifest, wanted) for path, manifest in made.items()})
         return
     for path, manifest in made.items():
@@ -274,7 +277,9 @@ def _describe(made: Mapping[Path, Manifest], options: BuildOptions, *, as_json: 
             f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}"
         )
         if (targets := manifest.num_targets) is not None:
-            say(f"  loss masks: {targets:,} tokens are targets ({targets / manifest.num_tokens:.1%})")
+            kept = "weights (float16)" if manifest.loss_mask_dtype == "float16" else "0 and 1"
+            share = f"{targets:,} tokens are targets ({targets / manifest.num_tokens:.1%})"
+            say(f"  loss masks of {kept}: {share}")
     if options.is_packed:
         say("rows are one running text: no token was put between them")
     eot_name = name_of(options.tokenizer, options.eot)
@@ -285,12 +290,16 @@ def _tell(reading: Reading, where: Console) -> None:
     """Print what was read, what was left out, and why."""
     for said in reading.missing:
         warn(f"{said}; were all of them copied?")
+    for said in reading.doubled:
+        warn(said)
     if reading.dropped is not None:
         warn(reading.dropped)
     made = table("", "documents", "files", "why", "", box=None, show_header=True)
     made.add_row("read", f"{reading.num_documents:,}", f"{reading.num_files:,}", "", "")
     for why, count in sorted(reading.documents_left_out.items()):
         made.add_row("left out", f"{count:,}", "", why, "")
+    if reading.num_rounded:
+        made.add_row("rounded", "", "", f"weights of {reading.num_rounded:,} tokens, to float16", "")
     reasons: dict[str, list[Path]] = {}
     for path, why in reading.files_left_out:
         reasons.setdefault(why, []).append(path)

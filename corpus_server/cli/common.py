@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from corpus_server.corpus_spec import HUB, OPTIONS, CorpusSpec
@@ -21,10 +22,18 @@ if TYPE_CHECKING:
     from corpus_server.corpus.progress import Progress as Report
 
 DAMAGED = 1
-MISTAKE = 2
+_WIDE = 10_000  # columns
 
-errors = Console(stderr=True, highlight=False)
-console = Console(highlight=False)
+
+class _Console(Console):
+    """A console that leaves it to the command to say that nobody reads its output."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for which rich would end with 1
+
+
+errors = _Console(stderr=True, highlight=False)
+console = _Console(highlight=False)
 
 CORPUS_HELP = (
     "\\[NAME=]PATH\\[#SPLIT]\\[,OPTION=VALUE...]: a token file, a folder of shards, quoted patterns "
@@ -45,6 +54,18 @@ def table(*columns: str, **options: Any) -> Table:
     for column in columns:
         made.add_column(column, overflow="fold")
     return made
+
+
+def print_table(made: Table) -> None:
+    """Print a table; where its columns have no room for a whole word, print each row as a paragraph."""
+    # Measured in the terminal's width, the narrowest would be that.
+    if console.measure(made, options=console.options.update(width=_WIDE)).minimum <= console.width:
+        console.print(made)
+        return
+    heads = [str(column.header) for column in made.columns]
+    for first, *others in zip(*(column.cells for column in made.columns), strict=True):
+        told = (f"{head} {cell}" for head, cell in zip(heads[1:], others, strict=True) if cell)
+        console.print(first, Padding("; ".join(told), (0, 0, 0, 2)), sep="\n")
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
@@ -70,8 +91,7 @@ def fetched_if_needed(spec: CorpusSpec, *, splits: bool = False) -> CorpusSpec:
 
 
 CorpusArgument = Annotated[
-    CorpusSpec,
-    typer.Argument(parser=read_corpus, metavar="CORPUS", help=CORPUS_HELP, show_default=False),
+    CorpusSpec, typer.Argument(parser=read_corpus, metavar="CORPUS", help=CORPUS_HELP, show_default=False)
 ]
 
 
@@ -101,42 +121,83 @@ def split_names(what: str, text: str | None) -> tuple[str, ...] | None:
     return names
 
 
+def read_text(file: typer.FileText, parameter: str) -> str:
+    """Return what a file or standard input holds; the parameter named it."""
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(f"{file.name} is not UTF-8 text: {error}", parameter=parameter) from error
+
+
 def print_json(value: object) -> None:
     """Print an object as JSON; paths become strings."""
     print(json.dumps(value, default=str, indent=2))
 
 
+def said_of_rows(equal_steps: int | None, rows: Mapping[str, Any] | None) -> str:
+    """Say from which step on the rows of two plans differ.
+
+    Args:
+        rows: what a comparison of rows came to; None: none were compared.
+    """
+    if equal_steps is None:
+        return "Every step holds the same rows."
+    same = f"Steps before {equal_steps:,} hold the same rows" if equal_steps else "The first step may differ"
+    if rows is None:
+        return f"{same}; which rows differ from there on is told with --corpus NAME=PATH for every source."
+    if rows["compared_until"] == equal_steps:
+        return f"{same}; one step more takes more rows than may be compared, --max-rows says how many."
+    if rows["first_step"] is None:
+        return (
+            f"{same}; those up to {rows['compared_until']:,} were compared row by row and are the same too. "
+            "Later ones were not compared; --max-rows says how far."
+        )
+    return f"The first step that differs is {rows['first_step']:,}."
+
+
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[Report]:
-    """Yield a callback that draws a bar with the speed and the time left on standard error."""
+def progress(*, quiet: bool, counts: str = "bytes") -> Iterator[Report]:
+    """Yield a callback that draws a bar with the speed and the time left on standard error.
+
+    Args:
+        counts: what is counted, as the bar names it.
+    """
     from rich.progress import (  # most commands draw none
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         Progress,
+        ProgressColumn,
+        SpinnerColumn,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
+    in_bytes: tuple[ProgressColumn, ...] = (DownloadColumn(binary_units=True), TransferSpeedColumn())
     with Progress(
+        SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        *(in_bytes if counts == "bytes" else (MofNCompleteColumn(),)),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
         console=errors,
         transient=True,
         disable=quiet or not errors.is_terminal,
+        redirect_stdout=False,  # lines for a file or a pipe would go to the terminal
     ) as bar:
         task = bar.add_task("", total=None, rate="")
 
         def report(what: str, done: int, total: int, num_tokens: int) -> None:
             if bar.tasks[task].description != what:
                 # What earlier runs did does not count towards the speed of this one.
-                bar.reset(task, description=what, completed=done, total=total)
+                bar.reset(task, description=what, completed=done, total=total, rate="")
             seconds = bar.tasks[task].elapsed or 0
             rate = f"{num_tokens / seconds / 1e6:.1f} M tokens/s" if num_tokens and seconds else ""
+            if counts != "bytes":
+                speed = bar.tasks[task].speed
+                rate = counts if speed is None else f"{counts}, {speed:,.0f}/s"
             bar.update(task, completed=done, total=total, rate=rate)
 
         yield report

@@ -74,7 +74,7 @@ def inspect(
         else:
             console.print(_facts(described), _shards(described))
             if stats:
-                show_statistics(described["inspected"]["statistics"])
+                show_statistics(described["inspected"]["statistics"], spec)
         warn_of(corpus, degenerate=stats)
 
 
@@ -117,7 +117,7 @@ def _describe(spec: CorpusSpec, corpus: Corpus, seq_len: int | None) -> dict[str
             inspected["text"] = decode(corpus, tokens)
             if shard.mask is not None:
                 found = spans(corpus, 0, tokens, mask_of(corpus, 0, count))
-                inspected["targets"] = [[span.text, span.is_target] for span in found]
+                inspected["loss_mask"] = [[span.text, span.loss_mask] for span in found]
         except TextUnavailable as error:
             inspected["text"] = f"({error.detail})"
     return {**corpus.describe(), "inspected": inspected}
@@ -168,7 +168,7 @@ def verify(
             said = "matches its recorded hashes" if found.sidecar else "can be read; no hashes are recorded"
             console.print(f"[green]ok[/] every byte {said}")
             if found.sidecar is None:
-                console.print("record them with: corpus-server verify --record CORPUS")
+                say(f"record them with: {spec.command('verify --record')}")
     if not found.ok:
         raise typer.Exit(DAMAGED)
     with Catalog.open([spec]) as catalog:
@@ -185,7 +185,7 @@ def _facts(described: dict[str, Any]) -> Table:
         "tokens": f"{described['num_tokens']:,} ({described['dtype']})",
         "size": decimal(sum({shard["file"]: shard["size_bytes"] for shard in described["shards"]}.values())),
         "documents": no_index if documents is None else f"{documents:,}",
-        "end of text": "not known" if described["eot"] is None else str(described["eot"]),
+        "end of text": _end_of_text(described),
         "tokenizer": _tokenizer(described),
         "fingerprint": f"{described['fingerprint']} ({described['fingerprint_kind']})",
     }
@@ -194,7 +194,13 @@ def _facts(described: dict[str, Any]) -> Table:
         facts["made with"] = json.dumps(view["made"])
     if described["num_masks"]:
         num_shards = f"{described['num_masks']:,} of {len(described['shards']):,} shards"
-        facts["loss masks"] = f"{num_shards} have one; mask=no leaves them out"
+        masks = [shard["loss_mask"] for shard in described["shards"] if "loss_mask" in shard]
+        weights = sum(mask["dtype"] == "float16" for mask in masks)
+        kind = f" ({weights:,} of weights, float16)" if weights else ""
+        facts["loss masks"] = f"{num_shards} have one{kind}; mask=no leaves them out"
+    for name in ("address", "license"):
+        if described[name] is not None:
+            facts[name] = described[name]
     if metadata := inspected.get("metadata"):
         facts["metadata"] = ", ".join(f"{name} ({kind})" for name, kind in metadata["columns"].items())
     if (ids := inspected["sample"]) is not None:
@@ -217,9 +223,13 @@ def _facts(described: dict[str, Any]) -> Table:
     if "text" in inspected:
         lines = inspected["text"].split("\n")
         facts["begins"] = "\n".join(map(printable, lines))  # it may hold commands of a terminal
-    if "targets" in inspected:
-        parts = [repr(text) for text, is_target in inspected["targets"] if not is_target]
+    if "loss_mask" in inspected:
+        parts = [repr(text) for text, weight in inspected["loss_mask"] if weight == 0]
         facts["masked there"] = " ".join(parts) or "nothing"
+        if weights := [
+            f"{weight:g} {text!r}" for text, weight in inspected["loss_mask"] if weight not in (0, 1)
+        ]:
+            facts["weights there"] = " ".join(weights)
     return facts_table(facts)
 
 
@@ -284,13 +294,20 @@ def index(
             indexed = index_corpus(spec, force=force, progress=report)
         if indexed.found_nowhere:
             warn(f"token {spec.eot} occurs nowhere: is it the right id? Every shard is one document now")
+        if spec.eot is not None and not indexed.is_sure:
+            warn(
+                f"nothing tells whether documents end or begin with token {spec.eot}: now they end with it; "
+                "say eot_at=last where the corpus is served if that is right, or index it with eot_at=first"
+            )
         counts = {"num_documents": indexed.num_documents, "found_nowhere": indexed.found_nowhere}
         response |= {**dataclasses.asdict(indexed), **counts}
         lines += _indexed(indexed)
     if metadata is not None:
         from corpus_server.tools.viewing.attach import attach
 
-        attached = attach(spec, metadata, key=key, keep=split_names("keep", keep))
+        with progress(quiet=as_json, counts="documents") as report:
+            names = split_names("keep", keep)
+            attached = attach(spec, metadata, key=key, keep=names, progress=report)
         response["metadata"] = dataclasses.asdict(attached)
         columns = ", ".join(f"{name} ({kind})" for name, kind in attached.columns.items())
         lines.append(f"{attached.num_documents:,} rows of metadata in {attached.folder}: {columns}")
@@ -298,6 +315,12 @@ def index(
         print_json(response)
     else:
         say("\n".join(lines))
+
+
+def _end_of_text(described: dict[str, Any]) -> str:
+    if described["eot"] is None:
+        return "not known"
+    return f"{described['eot']}, which documents {'begin' if described['eot_first'] else 'end'} with"
 
 
 def _has_documents(spec: CorpusSpec) -> bool:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from re import fullmatch
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from corpus_server.cli.common import CORPUS_HELP
-from corpus_server.cli.server import Asked, Server, server_url
+from corpus_server.cli.asking import asked_about
+from corpus_server.cli.common import CORPUS_HELP, progress
+from corpus_server.cli.server import Asked, server_url
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
-from corpus_server.plan_store import PlanStore
-from corpus_server.settings import default_state_dir
 
 _ROWS = 8  # of a request; a server limits the tokens of a response
 
@@ -52,36 +50,29 @@ def export(
 
     Example: corpus-server export http://localhost:8000 --plan 3f9c2a7b51d0 --step 81204
     """
-    with _opened(sources, plan, state_dir) as (asked, plan_id):
+    url = server_url(sources[0])
+    if url is not None and len(sources) > 1:
+        raise InvalidParameter.expected("URL", "one server, or corpora", sources[1])
+    specs = [] if url is not None else [*map(CorpusSpec.parse, sources)]
+    with asked_about(plan, url, specs, state_dir) as (asked, plan_id):
+        print_steps(asked, plan_id, step, count)
+
+
+def print_steps(asked: Asked, plan_id: str, step: int, count: int) -> None:
+    """Print what steps of a plan hold of each document, a JSON line each."""
+    done = 0
+    with progress(quiet=sys.stdout.isatty(), counts="rows") as report:  # lines would run through the bar
         for number in range(step, step + count):
-            for row in _rows(asked, plan_id, number):
+            for row, size in _rows(asked, plan_id, number):
                 for line in _lines(row):
                     print(json.dumps({"step": number, "row": row["row"], **line}))
+                done += 1
+                left = size - row["row"] - 1 + size * (step + count - number - 1)
+                report("exporting", done, done + left, 0)
 
 
-@contextmanager
-def _opened(sources: list[str], plan: str, state_dir: Path | None) -> Iterator[tuple[Asked, str]]:
-    """Yield what answers about a plan, and the plan's id there."""
-    document = Path(plan).read_bytes() if Path(plan).is_file() else None
-    if document is None and not fullmatch("[0-9a-f]{1,64}", plan):
-        raise InvalidParameter.expected("plan", "a file, or the beginning of a plan's id", plan)
-    if (url := server_url(sources[0])) is not None:
-        if len(sources) > 1:
-            raise InvalidParameter.expected("URL", "one server, or corpora", sources[1])
-        server = Server(url)
-        yield server, server.find(plan).id if document is None else server.ask("/v1/plans", document)["id"]
-        return
-    if document is None:
-        with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
-            document = store.find(plan).canonical_json.encode()
-    from corpus_server.cli.files import open_files  # loads pydantic, which the other commands do not wait for
-
-    with open_files(*map(CorpusSpec.parse, sources)) as files:
-        yield files, files.ask("/v1/plans", document)["id"]
-
-
-def _rows(asked: Asked, plan_id: str, step: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a step's global batch, each with the metadata of its documents."""
+def _rows(asked: Asked, plan_id: str, step: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the rows of a step's global batch, each with the metadata of its documents, and their number."""
     first, size = 0, 1
     while first < size:
         route = f"/v1/plans/{quote(plan_id, safe='')}/rows"
@@ -92,7 +83,7 @@ def _rows(asked: Asked, plan_id: str, step: int) -> Iterator[dict[str, Any]]:
         for row in response["rows"]:
             if row["documents"] is None:  # one response names so many documents; the next begins here
                 break
-            yield row
+            yield row, size
             first += 1
 
 

@@ -40,8 +40,8 @@ class Files(Asked):
         if path == "/v1/corpora":
             return {"corpora": [{"name": name} for name in self._service.catalog.corpora]}
         if body is not None:
-            bound, parent = self._service.plans.keep_document(body, ANYONE, Budget())
-            return _read(plan_description(bound, Budget(), parent))
+            kept = self._service.plans.keep_document(body, ANYONE, Budget())
+            return _read(plan_description(kept.bound, Budget(), kept.parent, num_steps=kept.num_steps))
         asked = ((each, each.named_in(path)) for each in QUESTIONS)
         question, named = next((each, named) for each, named in asked if named is not None)
         try:

@@ -1,4 +1,4 @@
-"""`corpus-server plans list | show | diff | keep | import`: plans a server has seen, or of other trainers."""
+"""`corpus-server plans list | show | diff | members | successor | keep | make | save | load | import`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,30 @@ from rich.table import Table
 
 from corpus_server.catalog import Catalog
 from corpus_server.cli.app import App
-from corpus_server.cli.common import AsJson, console, note, print_json, read_corpus, table, tell
-from corpus_server.cli.server import Server, server_url
-from corpus_server.corpus_spec import escaped
+from corpus_server.cli.common import (
+    AsJson,
+    console,
+    note,
+    print_json,
+    print_table,
+    read_corpus,
+    read_text,
+    said_of_rows,
+    table,
+    tell,
+)
+from corpus_server.cli.server import Server, known_url
+from corpus_server.cli.successor import successor
+from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
-from corpus_server.plan.layouts import LAYOUTS
-from corpus_server.plan.questions.diff import changed_fields, compare, count_equal_steps
+from corpus_server.plan.questions.diff import changed_fields, count_equal_steps
+from corpus_server.plan.rows import ROWS
 from corpus_server.plan_store import PlanStore
+from corpus_server.plan_store.links import chain
+from corpus_server.plan_store.saved import saved_plan
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.changes import view_changes
+from corpus_server.read.changes import compare_plans
 from corpus_server.settings import default_state_dir
 from corpus_server.tools.importing import ImportedOrder, ImportedRows, Trainer, import_plan
 from corpus_server.work import Budget, Limits
@@ -35,9 +49,10 @@ SHORT_ID = 12
 
 app = App(name="plans", help="List, show and compare the plans a server has seen.")
 
+app.command()(successor)
+
 StateDir = Annotated[
-    Path | None,
-    typer.Option(help="The server's --state-dir.", show_default="~/.local/state/corpus-server"),
+    Path | None, typer.Option(help="The server's --state-dir.", show_default="~/.local/state/corpus-server")
 ]
 ServerUrl = Annotated[
     str | None, typer.Argument(metavar="URL", help="Ask a server, instead of reading its state.")
@@ -53,10 +68,8 @@ def _opened(state_dir: Path | None, url: str | None) -> Iterator[PlanStore | Ser
             yield store
     elif state_dir is not None:
         raise InvalidParameter.expected("state_dir", "left out with a server's URL", str(state_dir))
-    elif (address := server_url(url)) is None:
-        raise InvalidParameter.expected("url", "http://host:port of a server", url)
     else:
-        yield Server(address)
+        yield Server(known_url(url))
 
 
 @app.command("list")
@@ -96,11 +109,11 @@ def list_(
             escape(_shortened(", ".join(plan.sources), 40)),
             ", ".join(dict.fromkeys(str(stage.seq_len or plan.seq_len) for stage in plan.stages)),
             _shortened(", ".join(batches), 20),
-            str(plan.order) if plan.rows == LAYOUTS.default else f"{plan.order}, {plan.rows}",
+            str(plan.order) if plan.rows == ROWS.default else f"{plan.order}, {plan.rows}",
             str(plan.seed),
             str(len(plan.stages)),
         )
-    console.print(listed)
+    print_table(listed)
 
 
 @app.command()
@@ -137,35 +150,133 @@ def show(plan_id: Id, url: ServerUrl = None, state_dir: StateDir = None, as_json
         print(plan.canonical_json, end="")
 
 
+@app.command()
+def save(plan_id: Id, url: ServerUrl = None, state_dir: StateDir = None) -> None:
+    """Print a plan as a file that people exchange: it says its corpora, and where they can be had.
+
+    A server knows where; its state alone does not.
+
+    Example: corpus-server plans save 3f9c2a7b51d0 http://localhost:8000
+    """
+    if url is not None:
+        with _opened(state_dir, url) as known:
+            assert isinstance(known, Server)
+            print_json(known.ask(f"/v1/plans/{plan_id}/file"))
+        return
+    with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
+        plan = store.find(plan_id)
+        links = chain(store, plan.id, lambda _: False) if plan.root is not plan else []
+    print_json(json.loads(saved_plan(plan, [each.kept.document for each in links])))
+    note("the file does not say where the corpora can be had: give the URL of a server that has them")
+
+
+@app.command()
+def load(
+    where: Annotated[
+        str,
+        typer.Argument(metavar="FILE|URL", help="What `plans save` wrote; https:// or hf://.../run.json."),
+    ],
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server that is to know the plan.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make a saved plan known to a server that has its corpora, and print its id.
+
+    If the server lacks one, the error says which, and where it can be had.
+
+    Example: corpus-server plans load run.json http://localhost:8000
+    """
+    from corpus_server.tools.exchange import load_plan, read_plan  # 0.3 s of CPU
+
+    saved = read_plan(where, note)
+    plan_id = load_plan(saved, Server(known_url(url)).ask)
+    if as_json:
+        print_json({"id": plan_id, "corpora": dict(saved.fingerprints)})
+    else:
+        print(plan_id)
+
+
+@app.command()
+def make(
+    document: Annotated[
+        typer.FileText,
+        typer.Argument(help="A plan as JSON, whose stages may say epochs; - for standard input."),
+    ],
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="A server that has the corpora.")] = None,
+    corpora: Annotated[
+        list[CorpusSpec] | None,
+        typer.Option("--corpus", parser=read_corpus, metavar="NAME=PATH", help="A corpus, without a server."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the plan that epochs, tokens and groups of corpora come to: weights, and steps.
+
+    With --json, its id beside it, and where the run ends. docs/plans.md has the words.
+
+    Example: corpus-server plans make plan.json --corpus web=/data/web --corpus code=/data/code
+    """
+    if (url is None) == (not corpora):
+        raise InvalidParameter("name a server's URL, or each corpus with --corpus NAME=PATH", parameter="url")
+    body = read_text(document, "document").encode()
+    if url is None:
+        from corpus_server.cli.files import open_files  # 0.5 s of CPU
+
+        with open_files(*(corpora or ())) as known:
+            made = known.ask("/v1/plans", body)
+    else:
+        made = Server(known_url(url)).ask("/v1/plans", body, keep="false")
+    planned = {name: made[name] for name in ("num_steps", "planned") if name in made}
+    if as_json:
+        print_json({"id": made["id"], "plan": made["plan"], **planned})
+        return
+    if "planned" in planned:
+        used = (f"{name} {_epochs(its)}" for name, its in planned["planned"].items())
+        tell(escape(f"the run ends at step {planned['num_steps']:,}: {', '.join(used)}"))
+    print_json(made["plan"])
+
+
+def _epochs(used: dict[str, Any]) -> str:
+    seen = "" if used["epochs"] is None else f", {used['epochs']:.6g} epochs"
+    return f"{used['rows']:,} rows{seen}"
+
+
 @app.command("import")
 def import_(
     trainer: Annotated[Trainer, typer.Argument(help="Whose configuration it is.")],
     file: Annotated[
-        typer.FileText, typer.Argument(help="Megatron's arguments or blend; else JSON; - for standard input.")
+        typer.FileText,
+        typer.Argument(help="Megatron's arguments or blend; else JSON or YAML; - for standard input."),
     ],
     seq_len: Annotated[int | None, typer.Option(help="Inputs per row, instead of the file's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows of a step, instead of the file's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the plan, instead of the file's.")] = None,
-    order: Annotated[ImportedOrder, typer.Option(help="megatron: Megatron's own, row for row.")] = "shuffle",
+    order: Annotated[
+        ImportedOrder, typer.Option(help="The trainer's name: its own, row for row.")
+    ] = "shuffle",
     rows: Annotated[ImportedRows, typer.Option(help="documents: rows that join whole ones.")] = "windows",
     num_samples: Annotated[
-        int | None, typer.Option(help="Samples of the run, for order megatron, instead of the file's.")
+        int | None,
+        typer.Option(help="Samples of the run, for orders megatron and neox, instead of the file's."),
+    ] = None,
+    num_epochs: Annotated[
+        int | None, typer.Option(help="Epochs of the run, for order olmo, instead of the file's.")
     ] = None,
 ) -> None:
     """Print the plan that another trainer's data configuration comes to; say what it cannot carry over.
 
     Example: corpus-server plans import megatron arguments.txt --seq-len 2048
     """
-    fields = {"seq_len": seq_len, "batch_size": batch_size, "seed": seed, "num_samples": num_samples}
-    try:
-        text = file.read()
-    except UnicodeDecodeError as error:
-        raise InvalidParameter(f"{file.name} is not UTF-8 text: {error}", parameter="file") from error
-    imported = import_plan(trainer, text, order=order, rows=rows, **fields)
+    fields = {
+        "seq_len": seq_len,
+        "batch_size": batch_size,
+        "seed": seed,
+        "num_samples": num_samples,
+        "num_epochs": num_epochs,
+    }
+    imported = import_plan(trainer, read_text(file, "file"), order=order, rows=rows, **fields)
     Plan.from_json(imported.document)  # refuses what a server would refuse
     for each in imported.left_out:
         tell(f"[yellow]not carried over:[/] {escape(each)}")
-    served = " ".join(shlex.quote(f"{name}={escaped(path)}") for name, path in imported.corpora.items())
+    served = " ".join(shlex.quote(f"{name}={path}") for name, path in imported.corpora.items())
     tell(escape(f"serve the tokens with: corpus-server serve {served}"))
     print_json(imported.document)
 
@@ -193,14 +304,15 @@ def diff(
     Example: corpus-server plans diff 3f9c2a7b51d0 8e01b7c4aa92 http://localhost:8000
     """
     with _opened(state_dir, url) as known:
-        one, other = known.find(a), known.find(b)
         if isinstance(known, Server) and not corpora:
-            query: dict[str, Any] = {"other": other.id, "steps": steps}
-            response = known.ask(f"/v1/plans/{one.id}/diff", **query)
+            response = known.ask(f"/v1/plans/{known.id_of(a)}/diff", other=known.id_of(b), steps=steps)
         else:
-            fields = [dataclasses.asdict(change) for change in changed_fields(one, other, Budget())]
-            compared = _compare(one, other, corpora, steps, max_rows) if corpora else {"rows": None}
-            response = {"a": one.id, "b": other.id, "fields": fields, **compared}
+            one, other = known.find(a), known.find(b)
+            if corpora:
+                response = _compared(one, other, corpora, steps, max_rows)
+            else:
+                fields = [dataclasses.asdict(change) for change in changed_fields(one, other, Budget())]
+                response = {"a": one.id, "b": other.id, "fields": fields, "rows": None}
     rows = response["rows"]
     equal_steps = count_equal_steps(one, other) if rows is None else rows["equal_steps"]
     if as_json:
@@ -208,23 +320,52 @@ def diff(
     elif not response["fields"]:
         console.print("The two plans are the same.")
     else:
-        console.print(_fields(response), _said(equal_steps, rows), sep="\n")
+        console.print(_fields(response), said_of_rows(equal_steps, rows), sep="\n")
         if rows is not None and rows["steps"]:
             console.print(_steps(rows["steps"]))
         for change in response.get("views", []):
             console.print(_documents(change), soft_wrap=True)
 
 
-def _compare(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
+@app.command()
+def members(
+    plan_id: Id,
+    document: Annotated[int, typer.Argument(min=0, help="A document's number; of a view, in its corpus.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server that knows the plan.")],
+    corpus: Annotated[str | None, typer.Option(help="A source of the plan, if it has several.")] = None,
+    first: Annotated[int, typer.Option(min=0, help="The first member.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Members, from the first on.")] = 1000,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the source to look through.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Say which members of a plan's family see a document, and at which steps.
+
+    Any member's plan names the family.
+
+    Example: corpus-server plans members 3f9c2a7b51d0 12 http://localhost:8000 --count 10
+    """
+    query: dict[str, Any] = {"document": document, "first": first, "count": count, "epochs": epochs}
+    query |= {} if corpus is None else {"corpus": corpus}
+    found = Server(known_url(url)).ask(f"/v1/plans/{plan_id}/members", **query)
+    if as_json:
+        print_json(found)
+        return
+    shown = table("member", "rows", "steps")
+    for each in found["members"]:
+        steps = ", ".join(f"{step:,}" for step in each["steps"])
+        more = ", ..." if len(each["steps"]) < each["num_rows"] else ""
+        shown.add_row(
+            str(each["member"]), "left out" if each["leaves_out"] else f"{each['num_rows']:,}", steps + more
+        )
+    console.print(shown)
+    tell(f"{found['num_left_out']:,} of {len(found['members']):,} members leave the document out")
+
+
+def _compared(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
     with Catalog.open(read_corpus(text) for text in corpora) as catalog:
-        one, other = _bind(a, catalog), _bind(b, catalog)
         budget = Budget(Limits(rows=2 * max_rows))  # of each plan
-        rows = compare(one.sampler, other.sampler, budget, num_steps=steps)
-        changes = view_changes(one, other, budget)
-    return {
-        "rows": dataclasses.asdict(rows),
-        "views": [dataclasses.asdict(each) for each in changes],
-    }
+        found = compare_plans(_bind(a, catalog), _bind(b, catalog), budget, num_steps=steps)
+    return {**dataclasses.asdict(found), "a": a.id, "b": b.id}
 
 
 def _bind(plan: Plan, catalog: Catalog) -> BoundPlan:
@@ -255,22 +396,6 @@ def _value(value: object) -> str:
     if isinstance(value, list) and len(text) > 60:
         return f"{json.dumps(value[:2])[:-1]}, ...] ({len(value):,} ranges)"
     return _shortened(text, 200)
-
-
-def _said(equal_steps: int | None, rows: dict[str, Any] | None) -> str:
-    if equal_steps is None:
-        return "Every step holds the same rows."
-    same = f"Steps before {equal_steps:,} hold the same rows" if equal_steps else "The first step may differ"
-    if rows is None:
-        return f"{same}; which rows differ from there on is told with --corpus NAME=PATH for every source."
-    if rows["compared_until"] == equal_steps:
-        return f"{same}; one step more takes more rows than may be compared, --max-rows says how many."
-    if rows["first_step"] is None:
-        return (
-            f"{same}; those up to {rows['compared_until']:,} were compared row by row and are the same too. "
-            "Later ones were not compared; --max-rows says how far."
-        )
-    return f"The first step that differs is {rows['first_step']:,}."
 
 
 def _steps(steps: list[dict[str, Any]]) -> Table:

@@ -26,10 +26,11 @@ from urllib.request import (
 from corpus_server.admission.request import RUN
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.plan import Plan
-from corpus_server.plan_store import find_by_prefix
+from corpus_server.plan.chain import Continued, KeptLink
+from corpus_server.plan.document import canonical, id_of
 
 _SECONDS = 60  # until a server must have answered
-_MAX_PLANS = 1000  # of one list, and so those among which the beginning of an id is looked for
+_MAX_PLANS = 1000  # of one list
 
 
 class Asked(ABC):
@@ -61,6 +62,13 @@ def server_url(text: str) -> str | None:
         return text
     is_address = re.fullmatch(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]+(/.*)?", text) and not Path(text).exists()
     return f"http://{text}" if is_address else None
+
+
+def known_url(url: str, parameter: str = "url") -> str:
+    """Return the URL of a server, or refuse what is none."""
+    if (address := server_url(url)) is None:
+        raise InvalidParameter.expected(parameter, "http://host:port of a server", url)
+    return address
 
 
 class Server(Asked):
@@ -111,19 +119,23 @@ class Server(Asked):
             for each in self.ask("/v1/plans", None, **query)["plans"]
         ]
 
+    def id_of(self, prefix: str) -> str:
+        """Return the id of the one plan that it begins, also if the plan continues another one."""
+        return str(self.ask(f"/v1/plans/{quote(prefix, safe='')}")["id"])
+
     def find(self, prefix: str) -> Plan:
-        """Return the one plan whose id begins with `prefix`; if it is not a whole id, of the newest."""
-        if len(prefix) == 64:
-            document = self.ask(f"/v1/plans/{quote(prefix, safe='')}")["plan"]
-            if "parent" in document:
-                raise InvalidParameter(
-                    f"plan {prefix[:12]} continues another one, and its stages are in the server's state: "
-                    "leave the URL out, and give --state-dir on the server's machine",
-                    parameter="url",
-                )
-            return Plan.from_json(document)
-        plans = {plan.id: plan for plan, *_ in self.newest(_MAX_PLANS)}
-        return plans[find_by_prefix(prefix, plans)]
+        """Return the one plan whose id begins with `prefix`, also if it continues another one."""
+        saved = self.ask(f"/v1/plans/{quote(prefix, safe='')}/file")
+        documents = [canonical(each) for each in saved["links"]]
+        root = Plan.from_json(saved["plan"])
+        links = [KeptLink(id_of(each), each) for each in documents]
+        plan = Continued.restored(root, links) if links else root
+        if plan is None or plan.id != saved["id"]:
+            raise CorpusServerError(
+                f"what {self._url} says of plan {saved['id']} comes to another id",
+                remedy="ask a server of the same release as this command",
+            )
+        return plan
 
 
 def _proxy_of(url: str) -> str | None:

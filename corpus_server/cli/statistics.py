@@ -9,7 +9,7 @@ from rich.bar import Bar
 from rich.table import Table
 from rich.text import Text
 
-from corpus_server.cli.common import console
+from corpus_server.cli.common import console, say
 from corpus_server.corpus_spec import CorpusSpec
 
 _SHOWN_TOKENS = 20
@@ -25,7 +25,7 @@ def statistics(spec: CorpusSpec) -> dict[str, Any]:
     return response
 
 
-def show_statistics(statistics: dict[str, Any]) -> None:
+def show_statistics(statistics: dict[str, Any], spec: CorpusSpec) -> None:
     """Print statistics."""
     console.print(
         f"{statistics['num_sampled_tokens']:,} of {statistics['num_tokens']:,} tokens sampled, "
@@ -33,7 +33,7 @@ def show_statistics(statistics: dict[str, Any]) -> None:
     )
     lengths = statistics["document_lengths"]
     if lengths is None:
-        console.print("no document index: make one with corpus-server index")
+        say(f"no document index: make one with {spec.index_command()}")
     elif lengths["num_sampled"]:
         quantiles = lengths["quantiles"]
         console.print(

@@ -11,8 +11,9 @@ import typer
 from rich.markup import escape
 
 from corpus_server.admission.access import make_token, parse_tokens
-from corpus_server.admission.request import Limits
+from corpus_server.admission.request import SCOPES
 from corpus_server.cli.common import AsJson, print_json, tell
+from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import NAME
 from corpus_server.errors import InvalidParameter
 from corpus_server.user_files import read_small_file, reason_of
@@ -23,7 +24,7 @@ def token(
     name: Annotated[str, typer.Argument(help="Who gets the token; appears in logs and metrics.")],
     scope: Annotated[
         list[str],
-        typer.Option(help="read:CORPUS, read:*, plans, inspect or metrics; may be given several times."),
+        typer.Option(help=f"read:CORPUS, read:*, {', '.join(SCOPES)}; may be given several times."),
     ],
     expires: Annotated[
         datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Day (UTC) from which it is refused.")
@@ -40,7 +41,12 @@ def token(
     """
     if not NAME.fullmatch(name):
         raise InvalidParameter.expected("name", "1 to 128 letters, digits, '.', '_' or '-'", name)
-    limits = Limits(max_requests, max_bytes, max_bytes_per_second, max_plans)
+    limits = {
+        "max_requests": max_requests,
+        "max_bytes": max_bytes,
+        "max_bytes_per_second": max_bytes_per_second,
+        "max_plans": max_plans,
+    }
     until = None if expires is None else expires.replace(tzinfo=UTC)
     if until is not None and until <= datetime.now(UTC):
         raise InvalidParameter.expected("expires", "a day that is still to come", f"{until:%Y-%m-%d}")
@@ -68,16 +74,9 @@ def token(
 
 def _replace(file: Path, text: str) -> None:
     """Write a file whole or not at all: a server may be reading it, and must be able to afterwards."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with os.fdopen(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
-            if file.exists():  # else it is readable by its owner alone
-                about = file.stat()
-                os.fchown(out.fileno(), about.st_uid, about.st_gid)
-                os.fchmod(out.fileno(), about.st_mode & 0o777)
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        aside.replace(file)
-    finally:
-        aside.unlink(missing_ok=True)
+    about = file.stat() if file.exists() else None
+    with publishing(file) as out:
+        os.fchmod(out.fileno(), 0o600 if about is None else about.st_mode & 0o777)
+        if about is not None:
+            os.fchown(out.fileno(), about.st_uid, about.st_gid)
+        out.write(text.encode())

@@ -10,7 +10,7 @@ import typer
 from rich.filesize import decimal
 
 from corpus_server.cli.app import App
-from corpus_server.cli.common import AsJson, CorpusArgument, console, facts_table, print_json
+from corpus_server.cli.common import AsJson, CorpusArgument, console, facts_table, print_json, progress
 from corpus_server.corpus.views.file import ViewFile, ViewHeader
 
 app = App(name="view", help="Make and show views: documents of a corpus, chosen and repeated.")
@@ -21,8 +21,7 @@ def create(
     spec: CorpusArgument,
     out: Annotated[Path, typer.Option(help="The file to write.")],
     where: Annotated[
-        str | None,
-        typer.Option(metavar="EXPR", help='Only documents of which this is true: "score >= 0.8".'),
+        str | None, typer.Option(metavar="EXPR", help='Only documents of which this is true: "score >= 0.8".')
     ] = None,
     repeat: Annotated[
         str | None, typer.Option(metavar="EXPR", help="How often each comes; 1.5 is 2 for half of them.")
@@ -50,14 +49,13 @@ def create(
     selection = Selection(
         where=where, repeat=repeat, dedup=dedup, documents=documents, without=without, key=key, seed=seed
     )
-    _print(out, create_view(spec, selection, out), as_json=as_json)
+    with progress(quiet=as_json, counts="documents") as report:
+        header = create_view(spec, selection, out, report)
+    _print(out, header, as_json=as_json)
 
 
 @app.command()
-def show(
-    file: Annotated[Path, typer.Argument(help="A view.")],
-    as_json: AsJson = False,
-) -> None:
+def show(file: Annotated[Path, typer.Argument(help="A view.")], as_json: AsJson = False) -> None:
     """Say what a view holds, of which corpus, and how it was made.
 
     Example: corpus-server view show hq.view

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import resource
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any, Final, Literal, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
-from corpus_server.corpus.files import Closing, Files, OpenFile, unreadable
+from corpus_server.corpus.files import Closing, Files, OpenFile
 from corpus_server.corpus.fingerprints import SampledIds, check_fingerprints, sample_ids
-from corpus_server.corpus.formats.layout import TokenDtype, token_dtype
-from corpus_server.corpus.formats.registry import data_path, find_mask
+from corpus_server.corpus.formats.layout import TokenDtype
+from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.metadata.files import metadata_files
-from corpus_server.corpus.selection import ShardFile, list_shards, missing_numbers
-from corpus_server.corpus.shards import Shard, ShardDescription, contents, open_runs
-from corpus_server.corpus.tokenizers import (
-    Tokenizer,
-    built_with,
-    find_tokenizer,
-    identity_of,
-    open_tokenizer,
-)
+from corpus_server.corpus.opening import find_eot, find_place, open_shards
+from corpus_server.corpus.selection import missing_numbers
+from corpus_server.corpus.shards import Shard, ShardDescription, contents
+from corpus_server.corpus.snapshots import address_of
+from corpus_server.corpus.tokenizers import Tokenizer, built_with, find_tokenizer, identity_of, open_tokenizer
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.described import described_keys
 from corpus_server.errors import InvalidParameter, UnknownDocument
 from corpus_server.pieces import Pieces, split
-
-_MAX_OPEN_FILES = 1 << 20
 
 
 @described_keys
@@ -73,6 +66,8 @@ class CorpusDescription(TypedDict):
     fingerprints: dict[str, str]
     eot: int | None
     """Id of the end-of-text token, if it is known."""
+    eot_first: bool
+    """Whether documents begin with it; else they end with it."""
     tokenizer: str | None
     """`bytes` or the name of its file."""
     tokenizer_identity: str | None
@@ -81,9 +76,16 @@ class CorpusDescription(TypedDict):
     """Shards with a loss mask; the others count as all ones."""
     has_metadata: bool
     """Whether its documents have metadata."""
+    address: str | None
+    """Where others can have it, as `serve` takes it; null: not known."""
+    license: str | None
+    """As its owners say it; null: not known."""
     shards: list[ShardDescription]
     view: NotRequired[ViewDescription]
     """Missing unless the corpus is a view."""
+
+
+_LARGEST_LABEL: Final = 1000  # programs mark what is no target by -1 or -100
 
 
 class Corpus(Closing):
@@ -95,12 +97,17 @@ class Corpus(Closing):
         fingerprints: kind ("sampled", "full") -> value, all that are known.
         fingerprint_kind, fingerprint: the strongest of them.
         eot: id of the end-of-text token, if the user or the document ends say it.
+        eot_first: whether documents begin with it, as the user or the document ends say, or else as is usual
+            in the format of the shards.
+        is_eot_place_said: whether the user says so.
         earlier: names of the corpora that hold what this one held before.
+        address: where others can have it, None if it is not known; license: as its owners say it.
         tokenizer: decodes tokens to text, or None; `tokenizer_name` is "bytes" or the name of its file.
         tokenizer_identity: the same for corpora of one tokenizer, which is the one that a corpus was built
             with, if its manifest says that; None if it is not known.
         num_documents: documents of all shards; None unless every shard has an index.
         num_masks: shards that have a loss mask; the others count as all ones.
+        mask_dtype: of loss masks: float16 if one of them holds weights, else bool.
         metadata_paths: files of the metadata of its documents, none if there is no metadata.
     """
 
@@ -111,14 +118,16 @@ class Corpus(Closing):
         fingerprints: dict[str, str],
         *,
         eot: int | None,
+        eot_first: bool,
         tokenizer: Path | str | None,
         metadata_paths: Sequence[Path] = (),
         files: Files | None = None,
     ) -> None:
         self.name = spec.name
         self.earlier = spec.earlier
+        self.address, self.license = address_of(spec), spec.license
         self._is_whole = not (spec.include or spec.exclude)
-        self.eot = eot
+        self.eot, self.eot_first, self.is_eot_place_said = eot, eot_first, spec.eot_at is not None
         self.shards = tuple(shards)
         for each in contents(shards):
             each.file.owner = f"corpus {self.name!r}: "
@@ -132,7 +141,9 @@ class Corpus(Closing):
         self.tokenizer_name = tokenizer.name if isinstance(tokenizer, Path) else tokenizer
         self._decodes_with = identity_of(spec, tokenizer)
         self.tokenizer_identity = built_with(spec) or self._decodes_with
-        self.num_masks = sum(shard.mask is not None for shard in shards)
+        masks = [shard.mask for shard in shards if shard.mask is not None]
+        self.num_masks = len(masks)
+        self.mask_dtype: np.dtype[Any] = np.result_type(MASK_DTYPE, *(mask.dtype for mask in masks))
         indices = [shard.documents for shard in shards if shard.documents is not None]
         self._indices = tuple(indices) if len(indices) == len(self.shards) else ()
         # Number of each shard's first document, then of all.
@@ -157,7 +168,8 @@ class Corpus(Closing):
                 spec,
                 shards,
                 check_fingerprints(spec, contents(shards)),
-                eot=_find_eot(spec, shards),
+                eot=find_eot(spec, shards),
+                eot_first=find_place(spec, shards),
                 tokenizer=find_tokenizer(spec, [shard.dtype for shard in shards]),
                 metadata_paths=metadata_files(spec),
                 files=files,
@@ -179,11 +191,15 @@ class Corpus(Closing):
         return strange
 
     def _strange_id(self) -> list[str]:
-        if (ids := self.sampled_ids) is None or self.tokenizer is None:
-            return []
-        size = self.tokenizer.vocab_size
-        strange = ids.smallest if ids.smallest < 0 else ids.largest
-        if 0 <= strange < size:
+        if (ids := self.sampled_ids) is None:
+            return [f"corpus {self.name!r} holds no token: was what wrote it interrupted?"]
+        said = "and no token has a negative id: are labels among them, and is the dtype the right one?"
+        if ids.smallest < 0:
+            return [f"corpus {self.name!r} holds token {ids.smallest}, {said}"]
+        if ids.largest >= 2**32 - _LARGEST_LABEL:
+            said = f"which is {ids.largest - 2**32} as int32, {said}"
+            return [f"corpus {self.name!r} holds token {ids.largest}, {said}"]
+        if self.tokenizer is None or (strange := ids.largest) < (size := self.tokenizer.vocab_size):
             return []
         return [
             f"corpus {self.name!r} holds token {strange}, but the ids of its tokenizer "
@@ -273,6 +289,27 @@ class Corpus(Closing):
         start, stop = self._indices[shard_number].document_range(number - starts[shard_number])
         return self.starts[shard_number] + start, self.starts[shard_number] + stop
 
+    def documents(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the documents of its base with tokens in ranges: numbers, `(m,)`; how many each has, `(k,)`.
+
+        Args:
+            starts, stops: `(k,)`, tokens of the corpus, none empty; each range lies in one shard.
+        """
+        bounds = np.array(self.starts)
+        shards = bounds.searchsorted(starts, side="right") - 1
+        counts = np.zeros(starts.size, dtype=np.int64)
+        parts, owners = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for number in np.unique(shards).tolist():
+            its = np.flatnonzero(shards == number)
+            found, counts[its] = self._indices[number].holding(
+                starts[its] - self.starts[number], stops[its] - self.starts[number]
+            )
+            parts.append(found + self._document_starts[number])
+            owners.append(np.repeat(its, counts[its]))
+        return np.concatenate(parts)[np.concatenate(owners).argsort(kind="stable")], counts
+
     def document_edges(self, first: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Return where documents [first, first + count) begin, corpus-wide, and where the last one ends.
 
@@ -283,8 +320,11 @@ class Corpus(Closing):
         edges = np.empty((first.size, count + 1), dtype=np.int64)
         for number in np.unique(numbers).tolist():
             its = numbers == number
-            found = self._indices[number].edges(first[its] - starts[number], count)
-            edges[its] = found + self.starts[number]
+            found: NDArray[np.int64] = self._indices[number].edges(first[its] - starts[number], count)
+            found += self.starts[number]
+            if its.all():
+                return found
+            edges[its] = found
         return edges
 
     @property
@@ -350,91 +390,12 @@ class Corpus(Closing):
             "fingerprint_kind": self.fingerprint_kind,
             "fingerprints": dict(self.fingerprints),
             "eot": self.eot,
+            "eot_first": self.eot_first,
             "tokenizer": self.tokenizer_name,
             "tokenizer_identity": self.tokenizer_identity,
             "num_masks": self.num_masks,
             "has_metadata": bool(self.metadata_paths),
+            "address": self.address,
+            "license": self.license,
             "shards": [shard.describe() for shard in self.shards],
         }
-
-
-def file_opener(
-    spec: CorpusSpec, *, sidecars: bool = True, files: Files | None = None
-) -> Callable[[ShardFile], list[Shard]]:
-    """Return a function that opens a file of the corpus, see `open_runs`."""
-    _allow_open_files()
-    options: dict[str, Any] = {
-        "dtype": None if spec.dtype is None else token_dtype(spec.dtype),
-        "in_folder": data_path(spec.path).is_dir(),
-        "sidecar": sidecars,
-        "masks": sidecars and spec.mask,
-        "open_file": OpenFile if files is None else files.open,
-    }
-    return lambda file: open_runs(file.path, name=file.name, **options)
-
-
-def open_shards(
-    spec: CorpusSpec, opened: ExitStack, *, sidecars: bool = True, files: Files | None = None
-) -> list[Shard]:
-    """Open every shard of a corpus; `opened` closes them, also those opened before an error."""
-    open_file, listed = file_opener(spec, sidecars=sidecars, files=files), list_shards(spec)
-    if files is not None:
-        masks = [find_mask(file.path) for file in listed] if spec.mask else []
-        files.prepare([*(file.path for file in listed), *(mask for mask in masks if mask is not None)])
-    shards = [opened.enter_context(run) for file in listed for run in open_file(file)]
-    return shards if spec.token_range is None else cut_shards(shards, spec.token_range)
-
-
-def cut_shards(shards: Sequence[Shard], token_range: tuple[int, int]) -> list[Shard]:
-    """Return the shards that hold tokens [start, stop) of the corpus, cut to them; close the others."""
-    starts = (0, *accumulate(shard.num_tokens for shard in shards))
-    if token_range[1] > starts[-1]:
-        accepted = f"within the {starts[-1]} tokens of the files"
-        raise InvalidParameter.expected("token_range", accepted, list(token_range))
-    places = split(np.array(starts), *(np.array([each]) for each in token_range)).places.tolist()
-    pieces = {number: (start, start + count) for number, start, count in places}
-    for number, shard in enumerate(shards):
-        if number in pieces:
-            shard.cut(*pieces[number])
-        else:
-            shard.close()
-    return [shards[number] for number in pieces]
-
-
-def _allow_open_files() -> None:
-    """Raise the soft limit of open files to the hard one: the usual 1,024 are for programs with select(2)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def check_eot(eot: int, shards: Sequence[Shard]) -> None:
-    """Raise InvalidParameter if no token of the shards can have the id `eot`."""
-    most = max(int(np.iinfo(shard.dtype).max) for shard in shards)
-    if not 0 <= eot <= most:
-        names = ", ".join(sorted({shard.dtype.name for shard in shards}))
-        raise InvalidParameter.expected("eot", f"a token id in [0, {most}] ({names} tokens)", eot)
-
-
-def _find_eot(spec: CorpusSpec, shards: Sequence[Shard]) -> int | None:
-    """Return the end-of-text id that the user or the sidecars say; refuse two that differ."""
-    made = {shard.eot: shard.name for shard in shards if shard.eot is not None}
-    if len(made) > 1:
-        (one, first), (other, second), *_ = sorted(made.items())
-        raise unreadable(
-            spec.path,
-            f"the documents of {first} end at token {one}, those of {second} at token {other}",
-            "was indexing interrupted? Run corpus-server index on the corpus again",
-        )
-    if spec.eot is None:
-        return next(iter(made), None)
-    check_eot(spec.eot, shards)
-    if made and spec.eot not in made:
-        (one, first), *_ = made.items()
-        raise unreadable(
-            spec.path,
-            f"eot is {spec.eot}, but the documents of {first} end at token {one}",
-            "leave eot out, or run corpus-server index on the corpus again",
-        )
-    return spec.eot

@@ -15,7 +15,6 @@ import os
 import resource
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Final, Protocol, Self
 
@@ -27,7 +26,7 @@ from corpus_server.user_files import open_fd
 
 _REOPEN: Final = "check the file with corpus-server verify, then restart the server to serve it as it is now"
 _MAP_NORESERVE: Final = 0x4000  # addresses only, no memory
-_HUGE_PAGE: Final = 2**21
+HUGE_PAGE: Final = 2**21
 
 
 class Closing:
@@ -80,9 +79,11 @@ class OpenFile(Closing):
             self.close()
 
     @property
-    def is_cached(self) -> bool:
-        """Whether the whole file is on this machine."""
-        return True
+    def key(self) -> str:
+        """Text that changes with the content, as far as that can be told without reading it."""
+        status = self._opened
+        its = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        return " ".join(map(str, its))
 
     def unreadable(self, what: str, remedy: str) -> UnreadableCorpus:
         """Return the error for this file."""
@@ -123,10 +124,14 @@ class OpenFile(Closing):
                 )
             done += count
 
-    def map(self) -> mmap.mmap:
-        """Return a read-only map of the whole file, which must not be empty; readable while `held`.
+    def map(self, data: range | None = None) -> memoryview:
+        """Return a read-only map of the whole file, which must not be empty.
 
         The file keeps it under guard until `close`; the last view of it unmaps.
+
+        Args:
+            data: bytes that will be read; None: any. What lies in an object store can be read in no others,
+                and only while an extent of it is held, see `stores`.
         """
         if self._status().st_size < self.size_bytes:
             what = "cannot be mapped: it is shorter than when it was opened"
@@ -134,11 +139,7 @@ class OpenFile(Closing):
         mapped = reserve(self.path, self.size_bytes)
         map_over(self.path, address_of(mapped), len(mapped), self.fd)
         self._guarded = guard.guard(address_of(mapped), self.size_bytes)
-        return mapped
-
-    def held(self) -> AbstractContextManager[None]:
-        """Keep the map readable while tokens are copied from it; a local file always is."""
-        return contextlib.nullcontext()
+        return memoryview(mapped)
 
     def is_resident(self, offset: int) -> bool:
         """Tell whether the page cache holds the byte at `offset`; False if the system cannot tell.
@@ -172,21 +173,19 @@ class OpenFile(Closing):
 
         A page of the map that could not be read holds zeros, and is an error until the file is opened again.
         """
-        self._check_status()
-        if self._guarded is not None and self._guarded.num_faults:
-            # If the file was truncated after the first check, that is the reason to report.
-            self._check_status()
-            raise ReadFailed(
-                f"{self.owner}{self.name}: the disk did not deliver {self._guarded.num_faults} pages",
-                remedy="look at the kernel's log of the machine that holds the shard, run corpus-server "
-                "verify, then restart the server",
-            )
-
-    def _check_status(self) -> None:
         self._change = self._change or self._find_change()
+        num_faults = 0 if self._guarded is None else self._guarded.num_faults
+        if num_faults:  # if the file was truncated after the first look, that is the reason to report
+            self._change = self._change or self._find_change()
         if self._change is not None:
             detail = f"{self.owner}{self.name}: {self._change}; a served file must not change"
             raise CorpusChanged(detail, remedy=_REOPEN)
+        if num_faults:
+            raise ReadFailed(
+                f"{self.owner}{self.name}: the disk did not deliver {num_faults} pages",
+                remedy="look at the kernel's log of the machine that holds the shard, run corpus-server "
+                "verify, then restart the server",
+            )
 
     def _find_change(self) -> str | None:
         then, now = self._opened, self._status()
@@ -239,8 +238,8 @@ def reserve(path: Path, num_bytes: int) -> mmap.mmap:
     as long, so those of large files end beyond the file. The map of the file must be as long, so that it is
     one map.
     """
-    if num_bytes >= _HUGE_PAGE:
-        num_bytes += -num_bytes % _HUGE_PAGE
+    if num_bytes >= HUGE_PAGE:
+        num_bytes += -num_bytes % HUGE_PAGE
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     try:
         return mmap.mmap(-1, num_bytes, flags=flags, prot=0)
@@ -248,11 +247,11 @@ def reserve(path: Path, num_bytes: int) -> mmap.mmap:
         raise _unmappable(path, error.errno or 0) from error
 
 
-def map_over(path: Path, address: int, num_bytes: int, fd: int) -> None:
-    """Map a file over addresses that were reserved; nothing but the reservation if `fd` is -1."""
+def map_over(path: Path, address: int, num_bytes: int, fd: int, offset: int = 0) -> None:
+    """Map a file from an offset over addresses that were reserved; the reservation again if `fd` is -1."""
     flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     protection = mmap.PROT_READ if fd >= 0 else 0
-    if guard.libc().mmap(address, num_bytes, protection, flags | guard.MAP_FIXED, fd, 0) != address:
+    if guard.libc().mmap(address, num_bytes, protection, flags | guard.MAP_FIXED, fd, offset) != address:
         raise _unmappable(path, ctypes.get_errno())
     if fd >= 0:
         # Without this hint, a cold read of one window reads megabytes ahead.

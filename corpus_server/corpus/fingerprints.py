@@ -5,8 +5,8 @@
                    which are computed once and kept in a sidecar beside the shards
 
 Offsets of blocks count from the first token, so the same tokens have the same fingerprint in a raw file and
-behind a header. A loss mask counts like a shard of dtype bool after its own shard; without masks, the
-fingerprint is that of the tokens alone.
+behind a header. A loss mask counts like a shard of dtype bool, or float16 for weights, after its own shard;
+without masks, the fingerprint is that of the tokens alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.layout import TokenDtype
-from corpus_server.corpus.formats.masks import MASK_DTYPE
+from corpus_server.corpus.formats.masks import MASK_DTYPES, MASK_NAMES
 from corpus_server.corpus.formats.registry import data_path
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import CorpusSpec
@@ -32,8 +32,16 @@ from corpus_server.user_files import parse_json, read_regular, reason_of
 SAMPLE_BYTES: Final = 4096
 _SAMPLES: Final = 64  # of a corpus
 BLOCK_BYTES: Final = 16 << 20  # bytes; 70 KB of digests for 32 GiB, and a bad block is quick to copy again
+FINE_BLOCK_BYTES: Final = 2 << 20
+"""Bytes of a digest by which parts of a shard are checked as they come from a store; 260 KB for 32 GiB.
+Extents of a bounded shuffle's blocks begin and end at multiples of it."""
+
+FINE_DIGITS: Final = 16
+"""Hex digits of such a digest."""
 
 _MADE: Final = {"kind": "corpus-hashes", "version": 1, "digest": "xxh3-128", "block_bytes": BLOCK_BYTES}
+_FINE: Final = {"digest": "xxh3-64", "block_bytes": FINE_BLOCK_BYTES}
+"""In the sidecar's `fine`, which older releases pass over."""
 
 
 class TokenData(Protocol):
@@ -97,6 +105,7 @@ class ShardHashes:
     num_tokens: int
     dtype: str
     digests: tuple[str, ...]  # xxh3-128 hex of each `BLOCK_BYTES` of token data; the last may be shorter
+    fine: str = ""  # xxh3-64 hex of each `FINE_BLOCK_BYTES`, joined; "": recorded by a release without them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +127,17 @@ class RecordedHashes:
 
     def to_json(self) -> str:
         """Return the sidecar's text."""
-        document = {
+        document: dict[str, Any] = {
             **_MADE,
             "sampled": self.sampled,
             "full": self.full,
-            "shards": [asdict(shard) for shard in self.shards],
+            "shards": [
+                {name: value for name, value in asdict(shard).items() if name != "fine"}
+                for shard in self.shards
+            ],
         }
+        if all(shard.fine or not shard.num_tokens for shard in self.shards):
+            document["fine"] = {**_FINE, "shards": [shard.fine for shard in self.shards]}
         return json.dumps(document, indent=1) + "\n"
 
     @classmethod
@@ -134,7 +148,11 @@ class RecordedHashes:
             made = {name: document[name] for name in _MADE}
             if made != _MADE:
                 raise ValueError(f"unknown kind of sidecar: {made}")
-            shards = (shard | {"digests": tuple(shard["digests"])} for shard in document["shards"])
+            fine = _fine_digests(document)
+            shards = (
+                {**shard, "digests": tuple(shard["digests"]), "fine": its}
+                for shard, its in zip(document["shards"], fine, strict=True)
+            )
             hashes = cls(sampled=document["sampled"], shards=tuple(ShardHashes(**shard) for shard in shards))
             recorded_full = document["full"]
             texts = (text for each in hashes.shards for text in (each.name, each.dtype, *each.digests))
@@ -145,6 +163,18 @@ class RecordedHashes:
         if hashes.full != recorded_full:
             raise ValueError("its digests do not give the fingerprint that it records")
         return hashes
+
+
+def _fine_digests(document: dict[str, Any]) -> list[str]:
+    """Return the fine digests of the shards in a sidecar's document, each "" if it has none."""
+    shards, fine = document["shards"], document.get("fine")
+    if fine is None or {name: fine[name] for name in _FINE} != _FINE:  # a later release may have others
+        return [""] * len(shards)
+    for shard, its in zip(shards, fine["shards"], strict=True):
+        num_bytes = shard["num_tokens"] * np.dtype(shard["dtype"]).itemsize
+        if len(its) != FINE_DIGITS * -(-num_bytes // FINE_BLOCK_BYTES):
+            raise ValueError(f"{shard['name']} has {len(its)} hex digits of fine digests")
+    return list(fine["shards"])
 
 
 def sidecar_path(spec: CorpusSpec) -> Path:
@@ -200,13 +230,13 @@ def check_fingerprints(spec: CorpusSpec, shards: Sequence[TokenData]) -> dict[st
     if recorded is None:
         return {"sampled": sampled}
     if recorded.sampled != sampled:
-        remedy = "run corpus-server verify to find the block, or delete "
+        remedy = f"run `{spec.command('verify')}` to find the block, or delete "
         remedy += f"{sidecar_path(spec).name} if the change was meant"
-        masks = sum(shard.dtype == MASK_DTYPE for shard in shards)
-        if masks != (were := sum(shard.dtype == MASK_DTYPE.name for shard in recorded.shards)):
+        masks = sum(shard.dtype in MASK_DTYPES for shard in shards)
+        if masks != (were := sum(shard.dtype in MASK_NAMES for shard in recorded.shards)):
             remedy = (
-                f"{were} loss masks were recorded and {masks} are here: record again (corpus-server verify "
+                f"{were} loss masks were recorded and {masks} are here: record again "
+                f"(`{spec.command('verify --record')}`), or choose with mask=yes or mask=no"
             )
-            remedy += "--record), or choose with mask=yes or mask=no"
         raise unreadable(spec.path, "content differs from its recorded hashes", remedy)
     return {"sampled": sampled, "full": recorded.full}

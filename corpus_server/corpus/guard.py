@@ -110,12 +110,14 @@ def _make_handler() -> Callable[..., None]:
 
     def handle(number: int, info: ctypes._Pointer[_SignalInfo], context: int) -> None:
         address = info.contents.si_addr
+        is_guarded = False
         for guarded in _ranges.copy():
-            if guarded.start <= address < guarded.stop:
+            if guarded.start <= address < guarded.stop:  # those of two extents may overlap
                 guarded.num_faults += 1
-                first = address - address % page
-                if map_pages(first, page, mmap.PROT_READ, flags, -1, 0) == first:
-                    return
+                is_guarded = True
+        first = address - address % page
+        if is_guarded and map_pages(first, page, mmap.PROT_READ, flags, -1, 0) == first:
+            return
         # With the default action restored, the instruction runs again and ends the process. If no page
         # can be mapped (vm.max_map_count, ulimit -v), it would otherwise fault for ever.
         set_action(number, _SIG_DFL)

@@ -19,16 +19,11 @@ from typing import BinaryIO, Final, Literal
 import numpy as np
 import xxhash
 
-from corpus_server.corpus.corpus import check_eot, open_shards
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats.documents import (
-    END_DTYPE,
-    HEADER_BYTES,
-    DocumentsHeader,
-    documents_path,
-)
+from corpus_server.corpus.formats.documents import END_DTYPE, HEADER_BYTES, DocumentsHeader, documents_path
 from corpus_server.corpus.formats.layout import Ends
-from corpus_server.corpus.progress import ByteCounter, Progress
+from corpus_server.corpus.opening import check_eot, open_shards
+from corpus_server.corpus.progress import Meter, Progress
 from corpus_server.corpus.publish import publishing, remove_stale
 from corpus_server.corpus.shards import Shard, content_digest, open_sidecar
 from corpus_server.corpus_spec import CorpusSpec
@@ -50,7 +45,7 @@ class IndexedShard:
     action: Literal["written", "kept", "own"]
     sidecar: Path | None
     num_documents: int
-    num_found: int | None  # end-of-text tokens; None if they were not searched
+    num_found: int | None  # documents with an end-of-text token; None if it was not searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +53,8 @@ class Indexed:
     """What `index` did."""
 
     eot: int | None
+    eot_first: bool  # whether documents begin with it
+    is_sure: bool  # whether the user, the format or the tokens at the ends of the shards say so
     shards: tuple[IndexedShard, ...]
     num_tokens: int
 
@@ -77,13 +74,15 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
     """Write the document ends of every shard of a corpus that needs them.
 
     Keeps a sidecar that is right already, unless `force` is set, and replaces one for another id or other
-    content. Skips a shard whose format has its own index. A document ends behind an end-of-text token.
-    If the spec says none, the ends are those that side files list (OLMo's `.csv.gz`). If both are there and
-    differ, only `force` takes those of the token. Shards are indexed whole, also where the corpus has a
-    `token_range`.
+    content. Skips a shard whose format has its own index. A document ends behind an end-of-text token, or
+    begins with one: as the spec says, as is usual in the format, or as the tokens at the ends of the shards
+    look. If the spec says no token, the ends are those that side files list (OLMo's `.csv.gz`). If both are
+    there and differ, only `force` takes those of the token. Shards are indexed whole, also where the corpus
+    has a `token_range`.
 
     Raises:
-        InvalidParameter: the spec says no end-of-text id, or one that no token can have.
+        InvalidParameter: the spec says no end-of-text id, or one that no token can have; or the tokens at the
+            ends of the shards look as if documents had it at their other end, and `force` is not set.
         CorpusChanged: a shard was written to meanwhile; nothing of it is published.
         UnreadableCorpus: not a corpus, or its folder cannot be written to.
     """
@@ -96,29 +95,63 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
             raise InvalidParameter(
                 "the id of the end-of-text token is missing", parameter="eot", remedy=spec.index_command()
             )
-        missing = sum(shard.data_bytes for shard in shards if shard.documents is None)
-        counter = ByteCounter("reading", missing, progress)
         files = [list(runs) for _, runs in groupby(shards, key=lambda shard: shard.file)]
-        done = tuple(_index_file(runs, eot, counter, force=force) for runs in files)
-        return Indexed(eot, done, sum(shard.num_tokens for shard in shards))
+        eot_first, is_sure = (False, True) if eot is None else _find_place(spec, files, eot, force=force)
+        missing = sum(shard.data_bytes for shard in shards if shard.documents is None)
+        meter = Meter("reading", missing, progress)
+        done = tuple(_index_file(runs, eot, meter, eot_first=eot_first, force=force) for runs in files)
+        return Indexed(eot, eot_first, is_sure, done, sum(shard.num_tokens for shard in shards))
 
 
-def _index_file(runs: list[Shard], eot: int | None, counter: ByteCounter, *, force: bool) -> IndexedShard:
+def _find_place(
+    spec: CorpusSpec, files: Sequence[Sequence[Shard]], eot: int, *, force: bool
+) -> tuple[bool, bool]:
+    """Return whether documents begin with end-of-text, and whether that is sure.
+
+    Whoever writes whole documents begins the first shard with one, and ends the last shard with one, also
+    where shards between are cut inside documents.
+    """
+    edges = looks_first([run for runs in files if runs[0].documents is None for run in runs], eot)
+    usual = all(runs[0].eot_first for runs in files)
+    said = usual or edges is True if spec.eot_at is None else spec.eot_at == "first"
+    if edges is (not said) and not force:
+        how = ("end", "last", "begin") if said else ("begin", "first", "end")
+        raise InvalidParameter(
+            f"{spec.path}: its shards look as if documents {how[0]} with end-of-text ({eot}): say "
+            f"eot_at={how[1]}, or --force if they {how[2]} with it",
+            parameter="eot_at",
+        )
+    return said, edges is not None or spec.eot_at is not None or usual
+
+
+def looks_first(shards: Sequence[Shard], eot: int) -> bool | None:
+    """Return whether shards look as if documents begin with end-of-text; None if they do not tell."""
+    some = [edges for shard in shards if (edges := shard.known_edges) is not None]
+    if not some:
+        return None
+    begins, ends = some[0][0] == eot, some[-1][1] == eot
+    return begins if begins != ends else None
+
+
+def _index_file(
+    runs: list[Shard], eot: int | None, meter: Meter, *, eot_first: bool, force: bool
+) -> IndexedShard:
     name, last = runs[0].file.name, runs[-1]
     if runs[0].documents is not None:
         num_documents = sum(run.documents.num_documents for run in runs if run.documents is not None)
         return IndexedShard(name, "own", None, num_documents, None)
     sidecar = documents_path(last.path)
-    header = kept = None if force else _right_header(runs, eot)
+    header = kept = None if force else _right_header(runs, eot, eot_first=eot_first)
     try:
         if header is None:
             with publishing(sidecar) as file:
-                header = write_ends(runs, eot, _find_ends(runs, eot, counter), file)
+                ends = _find_ends(runs, eot, meter, eot_first=eot_first)
+                header = write_ends(runs, eot, ends, file, eot_first=eot_first)
                 if eot is not None and runs[0].listed_ends is not None and not force:
                     _check_listed(runs, eot, header)
         else:
             remove_stale(sidecar)
-            counter.add(sum(run.data_bytes for run in runs))
+            meter.add(sum(run.data_bytes for run in runs))
     except OSError as error:
         what = f"the document ends cannot be written: {error.strerror}"
         remedy = "make room, then run it again: shards that are done stay done"
@@ -127,15 +160,16 @@ def _index_file(runs: list[Shard], eot: int | None, counter: ByteCounter, *, for
         elif isinstance(error, BlockingIOError):
             remedy = "wait until it is done"
         raise unreadable(sidecar, what, remedy) from error
-    unfinished = header.num_tokens > 0 and int(np.concatenate([run.tokens[-1:] for run in runs])[-1]) != eot
-    num_found = None if eot is None else header.num_documents - unfinished
+    edges = np.concatenate([run.tokens[[0, -1]] for run in runs if run.num_tokens] or [np.empty(0, int)])
+    is_cut = edges.size > 0 and int(edges[0 if eot_first else -1]) != eot
+    num_found = None if eot is None else header.num_documents - is_cut
     return IndexedShard(name, "written" if kept is None else "kept", sidecar, header.num_documents, num_found)
 
 
 def _check_listed(runs: Sequence[Shard], eot: int, found: DocumentsHeader) -> None:
     """Refuse ends of an end-of-text token that differ from those that a side file of the shard lists."""
     with io.BytesIO() as file:
-        listed = write_ends(runs, None, _find_ends(runs, None, ByteCounter("", 0, None)), file)
+        listed = write_ends(runs, None, _find_ends(runs, None, Meter("", 0, None)), file)
     if (listed.num_documents, listed.ends_checksum) != (found.num_documents, found.ends_checksum):
         raise runs[0].file.unreadable(
             f"token {eot} ends {found.num_documents:,} documents, the table beside it lists "
@@ -144,18 +178,19 @@ def _check_listed(runs: Sequence[Shard], eot: int, found: DocumentsHeader) -> No
         )
 
 
-def _right_header(runs: Sequence[Shard], eot: int | None) -> DocumentsHeader | None:
+def _right_header(runs: Sequence[Shard], eot: int | None, *, eot_first: bool) -> DocumentsHeader | None:
     """Return the header of the file's sidecar if it is undamaged and for this content and id."""
     with suppress(UnreadableCorpus):
         if (documents := open_sidecar(runs)) is not None:
             with documents:
-                if documents.header.eot == eot and documents.find_problem() is None:
-                    return documents.header
+                header = documents.header
+                if (header.eot, header.eot_first) == (eot, eot_first) and documents.find_problem() is None:
+                    return header
     return None
 
 
 def write_ends(
-    runs: Sequence[Shard], eot: int | None, ends: Iterable[Ends], file: BinaryIO
+    runs: Sequence[Shard], eot: int | None, ends: Iterable[Ends], file: BinaryIO, *, eot_first: bool = False
 ) -> DocumentsHeader:
     """Write the sidecar of a token file to `file`; the header last, when the counts are known.
 
@@ -178,24 +213,27 @@ def write_ends(
     if last_end != (num_tokens := sum(run.num_tokens for run in runs)):
         write(np.array([num_tokens]))
     digests = content_digest(runs), checksum.intdigest()
-    header = DocumentsHeader(eot, num_tokens, num_documents, runs[0].dtype, *digests)
+    header = DocumentsHeader(eot, eot_first, num_tokens, num_documents, runs[0].dtype, *digests)
     file.seek(0)
     file.write(header.pack())
     runs[0].file.check_unchanged()
     return header
 
 
-def _find_ends(runs: Sequence[Shard], eot: int | None, counter: ByteCounter) -> Iterator[Ends]:
+def _find_ends(
+    runs: Sequence[Shard], eot: int | None, meter: Meter, *, eot_first: bool = False
+) -> Iterator[Ends]:
     """Yield where documents end, piece by piece; without `eot`, where a side file says so."""
     if eot is None:
         listed = runs[0].listed_ends
         yield from listed() if listed is not None else ()
-        counter.add(sum(run.data_bytes for run in runs))
+        meter.add(sum(run.data_bytes for run in runs))
         return
     base = 0
     for run in runs:
         for piece in run.pieces(0, run.data_bytes, _PIECE_TOKENS * run.dtype.itemsize):
             tokens = np.frombuffer(piece, run.dtype)
-            yield np.flatnonzero(tokens == eot) + (base + 1)
+            ends = np.flatnonzero(tokens == eot) + (base + (not eot_first))
+            yield ends[1:] if ends.size and not ends[0] else ends  # nothing ends where the first one begins
             base += tokens.size
-            counter.add(len(piece))
+            meter.add(len(piece))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int, int], None]
-"""Called after every piece, in the caller's thread: what is being done, bytes done, bytes in all, tokens that
-this run has made."""
+"""Called after every piece, at least once a second, by one thread at a time: what is being done, how much of
+it is done, how much there is in all (bytes, or what the caller shows), tokens that this run has made."""
 
 
-class ByteCounter:
-    """Counts the bytes that are done, and reports progress."""
+class Meter:
+    """Counts what is done, and reports progress; safe to use from several threads."""
 
-    def __init__(self, what: str, bytes_total: int, report: Progress | None) -> None:
-        self._what, self._bytes_done, self._bytes_total, self._report = what, 0, bytes_total, report
+    def __init__(self, what: str, total: int, report: Progress | None) -> None:
+        self._what, self._done, self._total, self._report = what, 0, total, report
+        self._lock = threading.Lock()
+        self.add(0)
 
-    def add(self, num_bytes: int) -> None:
-        """Count bytes that are done now."""
-        self._bytes_done += num_bytes
-        if self._report is not None:
-            self._report(self._what, self._bytes_done, self._bytes_total, 0)
+    def add(self, more: int) -> None:
+        """Count what is done now."""
+        with self._lock:
+            self._done += more
+            if self._report is not None:
+                self._report(self._what, self._done, self._total, 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -28,12 +27,15 @@ from corpus_server.corpus.formats.registry import (
     is_unread,
 )
 from corpus_server.corpus.snapshots import check_link
-from corpus_server.corpus_spec import ALL, ESCAPES, OTHER, CorpusSpec, split_of
+from corpus_server.corpus_spec import ALL, ESCAPES, FILES, OTHER, CorpusSpec, split_of
 from corpus_server.errors import UnreadableCorpus
 
 METADATA_FOLDER = "documents"
 """Folder beside shards with Parquet files of a row for each document; `documents.SPLIT` for a selection."""
 
+
+OF_MACOS: Final = "__MACOSX"
+"""A folder that archives of macOS bring, of files that describe the others; hidden, as `._*` are."""
 
 _NUMBERED: Final = re.compile(r"(.*?)(\d{1,7})-of-(\d{1,7})(\D.*|)")
 
@@ -197,15 +199,14 @@ def _matching(spec: CorpusSpec) -> tuple[list[ShardFile], list[ShardFile]]:
     """Return all files below the path, and the shards among them that the patterns choose."""
     if spec.store is not None:
         url = f"{spec.store}{spec.path}"
+        said = "lies in an object store, and this command takes local files"
         remedy = (
             "run it on a copy and put the file that it makes (*.hashes.json, *.documents) beside the "
             f"shards in the store; serve a split by its name: {spec.path_text('train')}"
         )
-        raise UnreadableCorpus(
-            f"{url}: lies in an object store, and this command takes local files; {remedy}",
-            received=url,
-            remedy=remedy,
-        )
+        if spec.store == FILES:
+            said, remedy = f"this command takes a path without {FILES}", f"give it {spec.path}"
+        raise UnreadableCorpus(f"{url}: {said}; {remedy}", received=url, remedy=remedy)
     path = data_path(spec.path)
     if path.is_dir():
         found = in_order(walk(path, spec.include))
@@ -264,7 +265,7 @@ def _shown(by_split: dict[str, list[ShardFile]]) -> str:
 
 
 def _examples(files: Sequence[ShardFile], most: int = 2) -> str:
-    names = ", ".join(shlex.quote(file.name) for file in files[:most])
+    names = ", ".join(file.name for file in files[:most])
     return names if len(files) <= most else f"{names} and {len(files) - most:,} more"
 
 
@@ -304,7 +305,7 @@ def walk(root: Path, include: Sequence[str] = ()) -> Iterator[ShardFile]:
             what = f"cannot be listed: {error.strerror}"
             raise unreadable(folder, what, "check its permissions") from error
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name == OF_MACOS:
                 continue
             path = Path(entry.path)
             relative = path.relative_to(real_root)

@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -16,19 +16,21 @@ from corpus_server.corpus.files import Closing, OpenFile
 from corpus_server.corpus.fingerprints import sampled_fingerprint
 from corpus_server.corpus.formats.documents import CutDocuments, DocumentEnds, documents_path
 from corpus_server.corpus.formats.layout import DocumentIndex, ShardLayout, TokenDtype
-from corpus_server.corpus.formats.masks import mask_layout
+from corpus_server.corpus.formats.masks import mask_layout, sent_as
 from corpus_server.corpus.formats.registry import find_mask, read_layout
 from corpus_server.described import described_keys
 
 
 @described_keys
 class MaskDescription(TypedDict):
-    """The loss mask of a shard: one byte a token, 0 where the token is no target."""
+    """The loss mask of a shard: a number for each token, 0 where the token is no target."""
 
     file: str
     """The file, below the corpus's folder."""
     data_offset: int
-    """Bytes before that of the first token."""
+    """Bytes before the number of the first token."""
+    dtype: Literal["uint8", "float16"]
+    """`uint8`: 0 or 1; `float16`: weights of the tokens' losses."""
     size_bytes: int
     """Bytes of the file."""
 
@@ -61,9 +63,11 @@ class Shard(Closing):
         file: open until the last shard of it is closed; `file.name` is its name in the corpus.
         format, reason, dtype, num_tokens, data_offset, documents, listed_ends: see `ShardLayout`.
         eot: id of the end-of-text token, if the sidecar of document ends says it.
-        mask: the loss mask, if there is one: a shard itself, whose tokens are bytes, one for each token.
+        eot_first: whether documents begin with it, as the sidecar says, or else as is usual in the format.
+        mask: the loss mask, if there is one: a shard itself, whose tokens are of a `MASK_DTYPES`.
         tokens: `(num_tokens,) dtype`, read-only view of the map; empty after `close`.
         address: address of `tokens[0]`, 0 for an empty or closed shard.
+        edges: the first and the last token, where they are known although the tokens are not on this machine.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class Shard(Closing):
         file: OpenFile,
         layout: ShardLayout,
         number: int,
-        mapped: mmap.mmap | None,
+        mapped: memoryview | None,
         open_runs: set[Shard],
     ) -> None:
         self.file = file
@@ -84,10 +88,12 @@ class Shard(Closing):
         self.documents: DocumentIndex | None = None
         self.listed_ends = layout.listed_ends
         self.eot: int | None = None
+        self.eot_first = layout.eot_first
         self.mask: Shard | None = None
         self.size_bytes: int = file.size_bytes
         self.tokens: np.ndarray[tuple[int], np.dtype[Any]] = np.empty(0, self.dtype)
         self.address = 0
+        self.edges: tuple[int, int] | None = None
         if mapped is not None and self.num_tokens:
             self.tokens = np.frombuffer(mapped, self.dtype, count=self.num_tokens, offset=self.data_offset)
             self.address = self.tokens.ctypes.data
@@ -126,9 +132,24 @@ class Shard(Closing):
             described["loss_mask"] = {
                 "file": mask.file.name,
                 "data_offset": mask.data_offset,
+                "dtype": sent_as(mask.dtype),
                 "size_bytes": mask.size_bytes,
             }
         return described
+
+    @property
+    def known_edges(self) -> tuple[int, int] | None:
+        """The first and the last token; None if there is none, or if it takes a request to know them."""
+        if not self.num_tokens or not self.file.is_local:
+            return self.edges
+        return int(self.tokens[0]), int(self.tokens[-1])
+
+    def read_edges(self) -> None:
+        """Read the first and the last token, from the file."""
+        size = self.dtype.itemsize
+        content = self.read_data(0, size) + self.read_data(self.data_bytes - size, size)
+        first, last = np.frombuffer(content, self.dtype).tolist()
+        self.edges = first, last
 
     def read_data(self, offset: int, count: int) -> bytes:
         """Return `count` bytes of token data from byte `offset` of it, read from the file, not the map."""
@@ -207,15 +228,16 @@ def open_runs(
         file = on_error.enter_context(open_file(path))
         file.name = path.name if name is None else name
         layout = read_layout(file, dtype, in_folder=in_folder)
-        documents, eot = layout.documents, None
+        documents, eot, eot_first = layout.documents, None, layout.eot_first
         if documents is not None:
             on_error.enter_context(documents)
         runs = _map_runs(file, layout)
         if sidecar and documents is None and (ends := open_sidecar(runs)) is not None:
             documents, eot = on_error.enter_context(ends), ends.header.eot
+            eot_first = ends.header.eot_first if eot is not None else eot_first
         start = 0
         for run in runs:
-            run.eot, stop = eot, start + run.num_tokens
+            run.eot, run.eot_first, stop = eot, eot_first, start + run.num_tokens
             if documents is not None:
                 is_whole = len(runs) == 1
                 run.documents = documents if is_whole else CutDocuments(documents, start, stop, is_run=True)
@@ -227,7 +249,11 @@ def open_runs(
 
 
 def _map_runs(file: OpenFile, layout: ShardLayout) -> list[Shard]:
-    mapped = file.map() if layout.num_tokens else None  # an empty file cannot be mapped
+    mapped = None
+    if layout.num_tokens:  # an empty file cannot be mapped
+        size, runs = layout.dtype.itemsize, [run for run in layout.runs if run.num_tokens]
+        start, stop = min(at for at, _ in runs), max(at + size * count for at, count in runs)
+        mapped = file.map(range(start, stop))
     opened: set[Shard] = set()
     return [Shard(file, layout, number, mapped, opened) for number in range(len(layout.runs))]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from corpus_server.corpus.files import unreadable
+from corpus_server.corpus_spec import FILES, CorpusSpec
 
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
 _KINDS: Final = {"models": "", "datasets": "datasets/"}
@@ -37,7 +38,21 @@ def url_of(path: Path) -> str | None:
     if (folder := snapshot_of(path)) is None:
         return None
     kind, *names = folder.parent.parent.name.split("--")
-    return f"hf://{_KINDS[kind]}{'/'.join(names)}@{folder.name}/{path.relative_to(folder).as_posix()}"
+    url = f"hf://{_KINDS[kind]}{'/'.join(names)}@{folder.name}"
+    return url if path == folder else f"{url}/{path.relative_to(folder).as_posix()}"
+
+
+def address_of(spec: CorpusSpec) -> str | None:
+    """Return where others can have the tokens of a corpus; None if that is not known.
+
+    A view's file is on this machine alone, so it has the address that its spec says, or none.
+    """
+    if spec.address is not None or spec.view is not None:
+        return spec.address
+    root = url_of(spec.path) if spec.store in (None, FILES) else f"{spec.store}{spec.path}"
+    if root is not None:
+        root = re.sub("^(https?://)[^/@]*@", r"\1", root)  # without a password
+    return None if root is None else spec.address_below(root)
 
 
 def check_link(path: Path, root: Path) -> None:

@@ -12,14 +12,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
-import numpy as np
 import xxhash
 
-from corpus_server.corpus.corpus import cut_shards, file_opener, open_shards
 from corpus_server.corpus.fingerprints import (
     BLOCK_BYTES,
+    FINE_BLOCK_BYTES,
+    FINE_DIGITS,
     RecordedHashes,
     ShardHashes,
     load_sidecar,
@@ -27,11 +27,12 @@ from corpus_server.corpus.fingerprints import (
     save_sidecar,
     sidecar_path,
 )
-from corpus_server.corpus.formats.masks import MASK_DTYPE
+from corpus_server.corpus.formats.masks import MASK_DTYPES, MASK_NAMES, find_strange
 from corpus_server.corpus.formats.registry import mask_names
 from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.metadata.files import find_problem, metadata_files, record_digests
-from corpus_server.corpus.progress import ByteCounter, Progress
+from corpus_server.corpus.opening import cut_shards, file_opener, open_shards
+from corpus_server.corpus.progress import Meter, Progress
 from corpus_server.corpus.selection import list_shards
 from corpus_server.corpus.shards import Shard, contents
 from corpus_server.corpus.views import View, open_corpus
@@ -115,12 +116,8 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
     with ExitStack() as opened, ThreadPoolExecutor(_NUM_THREADS, "hash-blocks") as pool:
         shards = open_shards(spec, opened)
         content = contents(shards)
-        counter = ByteCounter("hashing", sum(each.data_bytes for each in content), progress)
-        digests = [tuple(map(_checked, _hash_blocks(each, pool, counter))) for each in content]
-        hashes = tuple(
-            ShardHashes(name=each.name, num_tokens=each.num_tokens, dtype=each.dtype.name, digests=its)
-            for each, its in zip(content, digests, strict=True)
-        )
+        meter = Meter("hashing", sum(each.data_bytes for each in content), progress)
+        hashes = tuple(_hash_shard(each, pool, meter) for each in content)
         recorded = RecordedHashes(sampled=sampled_fingerprint(content), shards=hashes)
         for each in content:
             each.file.check_unchanged()
@@ -143,7 +140,7 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
         return _verify_view(spec, progress)
     recorded = load_sidecar(spec)
     was = {} if recorded is None else {shard.name: shard.dtype for shard in recorded.shards}
-    dtypes = set(was.values()) - {MASK_DTYPE.name}
+    dtypes = set(was.values()) - MASK_NAMES
     # If all recorded shards have one dtype, the user need not name it again.
     if spec.dtype is None and len(dtypes) == 1:
         spec = dataclasses.replace(spec, dtype=dtypes.pop())
@@ -168,11 +165,11 @@ def verify(spec: CorpusSpec, *, progress: Progress | None = None) -> Verificatio
             names = [each.name for each in contents(shards)]
         content = contents(shards)
         was |= {each.name: each.dtype.name for each in content}
-        found.num_shards = sum(was.get(name) != MASK_DTYPE.name for name in names)
+        found.num_shards = sum(was.get(name) not in MASK_NAMES for name in names)
         expected = _expected(names, recorded, found)
-        counter = ByteCounter("hashing", sum(each.data_bytes for each in content), progress)
+        meter = Meter("hashing", sum(each.data_bytes for each in content), progress)
         for each in content:
-            _verify_shard(each, expected.get(each.name), pool, counter, found)
+            _verify_shard(each, expected.get(each.name), pool, meter, found)
         for shard in {shard.file: shard for shard in shards}.values():  # runs of a file share its index
             if shard.documents is not None:
                 found.check(shard, shard.documents.find_problem)
@@ -212,38 +209,56 @@ def _verify_view(spec: CorpusSpec, progress: Progress | None) -> Verification:
     return found
 
 
-Digest = str | CorpusServerError
-"""The xxh3-128 hex of a block's bytes, or the error of reading them."""
+class _Block(NamedTuple):
+    """The xxh3-128 hex of a block's bytes, and the joined xxh3-64 hex of its fine blocks."""
+
+    digest: str
+    fine: str
 
 
-def _checked(digest: Digest) -> str:
-    if isinstance(digest, CorpusServerError):
-        raise digest
-    return digest
+def _hash_shard(shard: Shard, pool: ThreadPoolExecutor, meter: Meter) -> ShardHashes:
+    digests, fine = [], []
+    for block in _hash_blocks(shard, pool, meter):
+        if isinstance(block, CorpusServerError):
+            raise block
+        digests.append(block.digest)
+        fine.append(block.fine)
+    return ShardHashes(
+        name=shard.name,
+        num_tokens=shard.num_tokens,
+        dtype=shard.dtype.name,
+        digests=tuple(digests),
+        fine="".join(fine),
+    )
 
 
-def _hash_blocks(shard: Shard, pool: ThreadPoolExecutor, counter: ByteCounter) -> Iterator[Digest]:
-    """Yield the digests of a shard's blocks in order; all but the last block are `BLOCK_BYTES` long."""
+def _hash_blocks(
+    shard: Shard, pool: ThreadPoolExecutor, meter: Meter
+) -> Iterator[_Block | CorpusServerError]:
+    """Yield digests, or why there are none, of a shard's blocks in order; the last one may be shorter."""
     starts = range(0, shard.data_bytes, BLOCK_BYTES)
     # A few at a time: the executor completes what it was given before an error or Ctrl-C gets through.
     for first in range(0, len(starts), _BLOCKS_AT_ONCE):
         batch = starts[first : first + _BLOCKS_AT_ONCE]
-        for start, digest in zip(batch, pool.map(partial(_hash_block, shard), batch), strict=True):
-            yield digest
-            counter.add(min(BLOCK_BYTES, shard.data_bytes - start))
+        yield from pool.map(partial(_hash_block, shard, meter), batch)
 
 
-def _hash_block(shard: Shard, start: int) -> Digest:
+def _hash_block(shard: Shard, meter: Meter, start: int) -> _Block | CorpusServerError:
     stop = min(start + BLOCK_BYTES, shard.data_bytes)
-    digest = xxhash.xxh3_128()
+    digest, fine = xxhash.xxh3_128(), []
     try:
-        for piece in shard.pieces(start, stop, _PIECE_BYTES):
-            digest.update(piece)
-            if shard.dtype == MASK_DTYPE and (most := int(np.frombuffer(piece, np.uint8).max())) > 1:
-                return UnreadableCorpus(f"a loss mask has bytes of 0 and 1, here is {most}")
+        for begin in range(start, stop, FINE_BLOCK_BYTES):
+            its = xxhash.xxh3_64()
+            for piece in shard.pieces(begin, min(begin + FINE_BLOCK_BYTES, stop), _PIECE_BYTES):
+                digest.update(piece)
+                its.update(piece)
+                meter.add(len(piece))
+                if shard.dtype in MASK_DTYPES and (strange := find_strange(piece, shard.dtype)) is not None:
+                    return UnreadableCorpus(f"a loss mask: {strange[1]}")
+            fine.append(its.hexdigest())
     except (ReadFailed, CorpusChanged) as error:
         return error
-    return digest.hexdigest()
+    return _Block(digest.hexdigest(), "".join(fine))
 
 
 def _expected(
@@ -263,23 +278,23 @@ def _expected(
 
 
 def _verify_shard(
-    shard: Shard,
-    expected: ShardHashes | None,
-    pool: ThreadPoolExecutor,
-    counter: ByteCounter,
-    found: Verification,
+    shard: Shard, expected: ShardHashes | None, pool: ThreadPoolExecutor, meter: Meter, found: Verification
 ) -> None:
     digests = () if expected is None else expected.digests
+    fine = "" if expected is None else expected.fine
     if expected is not None:
         was, now = f"{expected.num_tokens} {expected.dtype}", f"{shard.num_tokens} {shard.dtype.name}"
         if was != now:
             found.add_problem(shard.name, f"holds {now} tokens, recorded were {was}")
     block_tokens = BLOCK_BYTES // shard.dtype.itemsize
-    for block, digest in enumerate(_hash_blocks(shard, pool, counter)):
-        if isinstance(digest, CorpusServerError):
-            reason = digest.detail
-        elif block < len(digests) and digest != digests[block]:
+    block_digits = FINE_DIGITS * (BLOCK_BYTES // FINE_BLOCK_BYTES)
+    for block, its in enumerate(_hash_blocks(shard, pool, meter)):
+        if isinstance(its, CorpusServerError):
+            reason = its.detail
+        elif block < len(digests) and its.digest != digests[block]:
             reason = "its bytes differ from the recorded ones"
+        elif fine and not fine.startswith(its.fine, block * block_digits):
+            reason = "the recorded digests of parts of it are wrong"
         else:
             continue
         start, stop = block * block_tokens, min((block + 1) * block_tokens, shard.num_tokens)

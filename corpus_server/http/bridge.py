@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Scope
 from starlette.types import Message as AsgiMessage
 
 from corpus_server.errors import CorpusServerError
-from corpus_server.http.exchange import LEFT_SECONDS, Line, log_error
+from corpus_server.http.exchange import LEFT_SECONDS, Line
 from corpus_server.http.message import Message
+from corpus_server.responses.own_errors import log_error
 from corpus_server.responses.response import Buffer, status_line
 from corpus_server.work import ClientLeft
 

@@ -25,6 +25,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from fcntl import ioctl
+from functools import partial
 from itertools import chain
 from termios import TIOCOUTQ
 from typing import Any, Protocol, cast
@@ -35,15 +36,16 @@ from corpus_server import metrics
 from corpus_server.admission.request import MAX_HEAD_BYTES, RequestHead, request_id_in
 from corpus_server.errors import BadRequest, CorpusServerError, RequestTimeout
 from corpus_server.http.bridge import Bridge
-from corpus_server.http.exchange import LEFT_SECONDS, ROUTES, Exchange, log_error, respond
+from corpus_server.http.exchange import LEFT_SECONDS, ROUTES, Exchange, respond
 from corpus_server.http.message import END, Message, too_large
 from corpus_server.http.send import widen
+from corpus_server.responses.own_errors import log_error
 from corpus_server.responses.problem import problem
 from corpus_server.responses.requests import CLIENT_LEFT
-from corpus_server.responses.response import Answered, Buffer, Response
+from corpus_server.responses.response import Answered, Buffer
 from corpus_server.responses.service import Service
 from corpus_server.responses.tokens import TOKEN_LIMITS
-from corpus_server.work import Budget, ClientLeft
+from corpus_server.work import ClientLeft
 
 MAX_WAITING_BYTES = 64 * 1024
 """Bytes that wait behind a request, of its body or of pipelined ones; the connection is not read beyond."""
@@ -248,18 +250,9 @@ class Connection(asyncio.Protocol):
 
     async def _response(self, request: RequestHead) -> None:
         """Answer a request on the fast path, and count the response."""
-
-        def head(response: Response) -> bytes:
-            made = response.head(request, self.headers)
-            self.begun = True
-            return made
-
-        request.caller = self._service.admission.check(request)
-
-        def work(budget: Budget) -> Response:
-            return respond(self._service, request, budget)
-
-        exchange = Exchange(self._service, request, work, TOKEN_LIMITS, self, self.gone, head)
+        self._service.admission.check(request)
+        work = partial(respond, self._service, request)
+        exchange = Exchange(self._service, request, work, TOKEN_LIMITS, self, self.gone, sends_head=True)
         metrics.ACTIVE.number += 1
         left = False
         try:

@@ -12,38 +12,29 @@ drives the responses of `ROUTES` itself; all others, and these under another ser
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from pydantic import ValidationError
-
 from corpus_server.admission.load import Slot
 from corpus_server.admission.request import RequestHead
-from corpus_server.errors import CorpusServerError
 from corpus_server.http.send import writable, write
 from corpus_server.responses import tokens
+from corpus_server.responses.own_errors import log_error
 from corpus_server.responses.problem import problem
-from corpus_server.responses.response import (
-    TIMING_HEADER,
-    Buffer,
-    Response,
-    timing_value,
-)
+from corpus_server.responses.response import TIMING_HEADER, Buffer, Response, timing_value
 from corpus_server.responses.service import Gone, Service
 from corpus_server.responses.tokens import BatchesQuery, parameters
-from corpus_server.work import Budget, ClientLeft, Later, Limits
+from corpus_server.work import Budget, Later, Limits
 
 ROUTES: dict[bytes, Callable[[Service, BatchesQuery, RequestHead, Budget], Response]] = {
     b"/v1/batches": tokens.batches,
     b"/v1/indices": tokens.indices,
 }
-"""What a connection responses itself; the application has the same paths as routes."""
+"""What a connection answers itself; the application has the same paths as routes."""
 
 PATIENCE_SECONDS = 0.02
 """How long a thread sends to one reader that falls behind before it leaves the rest to the loop. A fast one
@@ -56,12 +47,6 @@ waits with its half of the connection closed. What takes longer is given up."""
 LEFT_CPU_SECONDS: Final = 0.02
 """The same of a gather thread, in time of the processor: it may have waited for its turn, or for the disk. As
 soon as some of the response was sent, the system says who has left."""
-
-SAID_SECONDS: Final = 10.0
-MAX_KINDS: Final = 256
-"""Of lines that are counted; then all are said anew."""
-
-_log = logging.getLogger("corpus_server")
 
 
 class Line(Protocol):
@@ -107,41 +92,6 @@ def respond(service: Service, request: RequestHead, budget: Budget) -> Response:
         return problem(error, request.request_id)
 
 
-class _Said:
-    """Refusals of one kind about a corpus in the log: a line in `SAID_SECONDS`, and a count of the others."""
-
-    def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # when it was said, how often not since
-        self._lock = threading.Lock()
-
-    def error(self, error: CorpusServerError) -> None:
-        """Log a refusal that is the server's own fault, or count it."""
-        kind, now = (error.slug, error.detail.partition(": ")[0]), time.monotonic()
-        with self._lock:
-            said, left_out = self._kinds.get(kind, (-math.inf, 0))
-            is_due = now - said >= SAID_SECONDS
-            if len(self._kinds) >= MAX_KINDS and kind not in self._kinds:
-                self._kinds.clear()
-            self._kinds[kind] = (now, 0) if is_due else (said, left_out + 1)
-        if is_due:
-            more = f" ({left_out} more such requests since the last line)" if left_out else ""
-            _log.error("%s: %s%s", error.slug, error.detail, more)
-
-
-_said: Final = _Said()
-
-
-def log_error(error: Exception, request: RequestHead | None = None) -> None:
-    """Log an error that is the server's own; being busy is none, and staging logs its own."""
-    if isinstance(error.__cause__, CorpusServerError | ClientLeft):
-        error = error.__cause__  # the framework's own error, where a response had begun
-    if not isinstance(error, CorpusServerError | ValidationError | ClientLeft):
-        what = "a request" if request is None else request.path.decode("latin-1")
-        _log.error("%s failed", what, exc_info=error)
-    elif isinstance(error, CorpusServerError) and error.status >= 500 and error.retry_after_seconds is None:
-        _said.error(error)
-
-
 class Exchange:
     """A costly response: its budget, and its place in the limits.
 
@@ -151,7 +101,7 @@ class Exchange:
         limits: of the question.
         line: the client's connection, if it is one of ours.
         gone: returns when the client has left; asked for only while a question is computed or waits.
-        head: returns the bytes that go before the body; None: `send` sends the head.
+        sends_head: whether the head is sent before the body, to `line`; else `send` sends it.
         is_token_path: whether it takes a slot from its beginning, and gather threads make it; else it is a
             question that computes in turns with others, and takes a slot for what it streams.
 
@@ -172,8 +122,8 @@ class Exchange:
         limits: Limits,
         line: Line | None,
         gone: Gone,
-        head: Callable[[Response], bytes] | None = None,
         *,
+        sends_head: bool = False,
         is_token_path: bool = True,
     ) -> None:
         self._service = service
@@ -182,7 +132,7 @@ class Exchange:
         self._work = work
         self._line = line
         self._gone = gone
-        self._head = head
+        self._sends_head = sends_head
         self._groups: Iterator[list[Buffer]] | None = None
         self._waiting: Later | None = None  # for what the response waits, without a thread
         self._began = time.monotonic()
@@ -221,10 +171,10 @@ class Exchange:
                 await self._compute()
             # Without a head it is the application's response, whose parts go through its server. Under TLS
             # the loop sends all, because a thread cannot write ciphertext.
-            if self._line is not None and self._head is not None and not self._line.is_tls:
+            if self._line is not None and self._sends_head and not self._line.is_tls:
                 to = writable(self._line.transport)
             while not self.done:
-                rest = await self._service.in_gather_thread(lambda: self._advance(to))
+                rest = await self._service.gather_threads.run(partial(self._advance, to))
                 if self._waiting is not None:
                     await self._service.settled(self._waiting, self._budget, self._gone)
                 elif rest:
@@ -263,27 +213,28 @@ class Exchange:
             What was not sent, and is to be sent before the next call. Nothing if the response is `done` or
             `_waiting`; the next call comes after that.
         """
-        now = time.monotonic()
-        self._stopped_sending_at = None
-        patience = PATIENCE_SECONDS
-        if self._waits_since is not None:
-            self._wait_seconds += now - self._waits_since
-            self._waits_since = None
-        rest: Sequence[Buffer] = ()
-        while not rest:
-            group = self._next_group()
-            began = time.monotonic()
-            self._make_seconds += began - now
-            if group is None:
-                self._waits_since = None if self._waiting is None else began
-                break
-            rest = group if to is None else write(to, group, patience)
-            self.sent_bytes += sum(map(len, group)) - sum(map(len, rest))
+        with self._service.working():
             now = time.monotonic()
-            self._send_seconds += now - began
-            patience -= now - began  # the time for reading the disk does not count
-            del group  # its memory serves the next piece
-        return rest
+            self._stopped_sending_at = None
+            patience = PATIENCE_SECONDS
+            if self._waits_since is not None:
+                self._wait_seconds += now - self._waits_since
+                self._waits_since = None
+            rest: Sequence[Buffer] = ()
+            while not rest:
+                group = self._next_group()
+                began = time.monotonic()
+                self._make_seconds += began - now
+                if group is None:
+                    self._waits_since = None if self._waiting is None else began
+                    break
+                rest = group if to is None else write(to, group, patience)
+                self.sent_bytes += sum(map(len, group)) - sum(map(len, rest))
+                now = time.monotonic()
+                self._send_seconds += now - began
+                patience -= now - began  # the time for reading the disk does not count
+                del group  # its memory serves the next piece
+            return rest
 
     @property
     def seconds(self) -> float:
@@ -320,8 +271,10 @@ class Exchange:
             except Later as later:
                 self._waiting = later
                 return None
-            response.headers[TIMING_HEADER] = timing_value(self.seconds)
-            head = b"" if self._head is None else self._head(response)
+            response.headers[TIMING_HEADER] = timing_value(self.seconds, self._budget.staging_seconds)
+            if self._line is not None and self._sends_head:
+                head = response.head(self._request, self._line.headers)
+                self._line.begun = True
             self.sent_bytes -= len(head)
             self._groups = iter(response.body)
             self.response = response

@@ -8,14 +8,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import CorpusServerError
-from corpus_server.metrics.kinds import CorpusColumn, Counter, Curve, Gauge, Histogram, Series, Shared
+from corpus_server.metrics.kinds import (
+    CorpusColumn,
+    Counter,
+    Curve,
+    Gauge,
+    Histogram,
+    Series,
+    Shared,
+    SharedGauge,
+    sums,
+)
 from corpus_server.read import memory
 from corpus_server.read.bound_plan import Source
 
@@ -29,7 +39,7 @@ MAX_RANKS: Final = 512
 """Ranks that are kept of workers that have ended, those that asked last: about 70 kB."""
 
 STAGES: Final = ("wait", "locate", "gather", "send")
-"""Of a fast-path response: for a thread or staged shards, for where its rows lie, for its tokens, for the
+"""Of a fast-path response: for a thread or staged extents, for where its rows lie, for its tokens, for the
 kernel."""
 
 REQUESTS: Final = Counter("corpus_requests", "requests answered", "route", "status", "via")
@@ -52,7 +62,7 @@ DOCUMENTS: Final = Counter(
 PLAN_TOKENS: Final = Counter("corpus_plan_tokens", "tokens sent", "plan", "run", max_ended=MAX_PLANS + 1)
 STAGE_SECONDS: Final = Histogram(
     "corpus_stage_seconds",
-    "where the time of a fast-path response goes: `wait` for a thread or staged shards, `locate` rows, "
+    "where the time of a fast-path response goes: `wait` for a thread or staged extents, `locate` rows, "
     "`gather` and hash tokens, `send`",
     "stage",
 )
@@ -65,11 +75,38 @@ MAJOR_FAULTS: Final = Counter("corpus_major_faults", "pages that had to be read 
 READ_AHEAD_BYTES: Final = Counter(
     "corpus_read_ahead_bytes", "bytes of windows that the kernel was asked for ahead of requests"
 )
-STAGED_BYTES: Final = Counter("corpus_staged_bytes", "bytes that have come from object stores")
-STAGED_SHARDS: Final = Counter("corpus_staged_shards", "shards that have come from object stores")
+STAGED_BYTES: Final = Counter(
+    "corpus_staged_bytes", "bytes that have come from object stores", live=[Curve(per_second=True)]
+)
+FOUND_BYTES: Final = Counter(
+    "corpus_found_bytes",
+    "bytes of extents that were in the cache when a worker first needed them for a plan: fetched before, by "
+    "another worker, or by `stage`",
+    live=[Curve(per_second=True)],
+)
+STAGED_EXTENTS: Final = Counter("corpus_staged_extents", "extents that have come from object stores")
 STAGING_WAITS: Final = Counter("corpus_staging_waits", "responses that had to wait for a shard")
-EVICTED_SHARDS: Final = Counter(
-    "corpus_evicted_shards", "shards removed from the cache to make room for others"
+EVICTED_EXTENTS: Final = Counter(
+    "corpus_evicted_extents", "extents removed from the cache to make room for others"
+)
+HELD_EXTENTS: Final = SharedGauge(
+    "corpus_held_extents", "extents in the cache folder, with those on their way", of=max
+)
+HELD_BYTES: Final = SharedGauge("corpus_held_bytes", "bytes of these extents", of=max)
+CACHE_BYTES: Final = SharedGauge("corpus_cache_bytes", "bytes that the cache folder holds at most", of=max)
+STAGED_STEPS: Final = SharedGauge(
+    "corpus_staged_steps",
+    "steps after the last request of a plan's slowest rank whose extents are in the cache, for a plan over "
+    "object stores that is being read",
+    "plan",
+    of=min,
+)
+UNREAD_STEPS: Final = SharedGauge(
+    "corpus_unread_steps",
+    "steps until the slowest rank of such a plan has read the rows of a corpus once",
+    "plan",
+    "corpus",
+    of=max,
 )
 ACTIVE: Final = Gauge("corpus_active_requests", "requests under way", live=[Curve("Requests under way")])
 BYTES_IN_FLIGHT: Final = Gauge(
@@ -96,16 +133,16 @@ class _Ranks(Shared):
     """What each rank asked for. No metric, since there may be thousands: for `/v1/live`.
 
     A series is when a rank asked last (unix seconds), its last step, the step that it had trained (-1: not
-    known), and three sums: steps, seconds in which responses were made, seconds of sending.
+    known), whether its loader has ended (0 or 1), and three sums: steps, seconds in which responses were
+    made, seconds of sending.
     """
 
-    @staticmethod
-    def add_up(a: list[float], b: list[float]) -> list[float]:
+    def add_up(self, a: list[float], b: list[float]) -> list[float]:
         """Return the numbers of two processes as one; the step that was asked for last counts."""
-        return [*max(a[:3], b[:3]), *Shared.add_up(a[3:], b[3:])]
+        return [*max(a[:4], b[:4]), *sums(a[4:], b[4:])]
 
 
-RANKS: Final = _Ranks("ranks", ("run", "plan", "world_size", "rank"), width=6, max_ended=MAX_RANKS)
+RANKS: Final = _Ranks("ranks", ("run", "plan", "world_size", "rank"), width=7, max_ended=MAX_RANKS)
 
 MAX_SUMS: Final = 64
 """Sources whose tokens are counted apart: each may have a thousand corpora, and counting must be quick."""
@@ -118,23 +155,22 @@ _plans: OrderedDict[tuple[str, ...], float] = OrderedDict()
 """Plans and runs with labels: when they were read last, longest ago first."""
 
 
-def count(route: str, status: int, sent_bytes: int, seconds: float, *, via: str) -> None:
+def count(
+    route: str, status: int, sent_bytes: int, seconds: float, stages: Sequence[float], *, via: str
+) -> None:
     """Count one request that was answered.
 
     Args:
         route: template of the path.
         sent_bytes: of its body.
         seconds: see `corpus_request_seconds`.
+        stages: seconds of each of `STAGES`; none where they are not known.
         via: which path answered, `fast-path` or `application`.
     """
     REQUESTS.add(1, route, str(status), via)
     SENT_BYTES.add(sent_bytes, route)
     REQUEST_SECONDS.observe(seconds, route)
-
-
-def count_stages(seconds: Iterable[float]) -> None:
-    """Count the stages of a response, in the order of `STAGES`."""
-    for stage, each in zip(STAGES, seconds, strict=True):
+    for stage, each in zip(STAGES, stages, strict=False):
         STAGE_SECONDS.observe(each, stage)
 
 
@@ -151,9 +187,9 @@ def count_tokens(source: Source, num_tokens: int, run: str) -> None:
 def _sum_sources() -> None:
     """Sum what was counted by sources of the same corpora; the lock is held."""
     for source, number in _of_sources.items():
-        if (sums := _tokens.get(source.names)) is None:
-            sums = _tokens[source.names] = np.zeros(len(source.names))
-        sums += source.shares * number
+        if (each := _tokens.get(source.names)) is None:
+            each = _tokens[source.names] = np.zeros(len(source.names))
+        each += source.shares * number
     _of_sources.clear()
 
 
@@ -163,8 +199,8 @@ def _add_tokens() -> Series:
         _sum_sources()
         counted = dict(_tokens)
         _tokens.clear()
-    for names, sums in counted.items():
-        for name, number in zip(names, sums.tolist(), strict=True):
+    for names, numbers in counted.items():
+        for name, number in zip(names, numbers.tolist(), strict=True):
             TOKENS.add(number, name)
     return {labels: list(each) for labels, each in list(TOKENS.series.items())}
 

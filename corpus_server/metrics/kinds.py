@@ -49,6 +49,11 @@ class CorpusColumn:
     per_second: bool = False
 
 
+def sums(a: list[float], b: list[float]) -> list[float]:
+    """Return the sums of two lists."""
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
 class Shared:
     """Numbers that worker processes add up.
 
@@ -88,10 +93,9 @@ class Shared:
             series |= function()
         return series
 
-    @staticmethod
-    def add_up(a: list[float], b: list[float]) -> list[float]:
+    def add_up(self, a: list[float], b: list[float]) -> list[float]:
         """Return the numbers of two processes as one."""
-        return [x + y for x, y in zip(a, b, strict=True)]
+        return sums(a, b)
 
 
 class Metric(Shared):
@@ -177,6 +181,25 @@ class Gauge(Metric):
         super().__init__(name, meaning, live=live, max_ended=0)
         self.number = number
         self.pull(lambda: self.number)
+
+
+class SharedGauge(Metric):
+    """A number of what workers share, such as a folder: each of them has all of it, so it is no sum.
+
+    Args:
+        of: which of the workers' numbers counts, `max` or `min`.
+    """
+
+    kind = "gauge"
+    _family = GaugeMetricFamily
+
+    def __init__(self, name: str, meaning: str, *labels: str, of: Callable[[float, float], float]) -> None:
+        super().__init__(name, meaning, *labels, max_ended=0)
+        self._of = of
+
+    def add_up(self, a: list[float], b: list[float]) -> list[float]:
+        """Return the number that counts."""
+        return list(map(self._of, a, b))
 
 
 class Histogram(Metric):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from corpus_server.corpus.publish import publishing
-from corpus_server.metrics.kinds import METRICS, SHARED, Series, Shared
+from corpus_server.metrics.kinds import METRICS, SHARED, Series, sums
 from corpus_server.user_files import locked_folder
 
 PUBLISH_SECONDS = 1.0
@@ -46,11 +47,15 @@ def own_numbers() -> Numbers:
     return {name: each.numbers() for name, each in SHARED.items()}
 
 
+_publishing = threading.Lock()
+"""Held from counting to writing: a thread that waited in between would write old numbers over new ones."""
+
+
 def publish() -> None:
     """Write this process's numbers for the others; blocks. Does nothing without a shared folder."""
     if (folder := shared_folder()) is not None:
-        folder.mkdir(parents=True, exist_ok=True)  # the state folder may be deleted at any time
-        _write(_own_file(folder), own_numbers())
+        with _publishing:
+            _write_own(folder, own_numbers())
 
 
 def render() -> bytes:
@@ -58,10 +63,13 @@ def render() -> bytes:
     folder = shared_folder()
     if folder is None:
         return generate_latest(_Sums(own_numbers()))
-    with contextlib.suppress(OSError):  # a full disk is no reason to be blind; others see what was before
-        publish()
-    with locked_folder(folder):  # else numbers that move to another file are missed, or counted twice
-        return generate_latest(_Sums(totals(folder)))
+    with _publishing:
+        own = own_numbers()  # what is shown is what the others see from now on: no counter falls
+        with contextlib.suppress(OSError):  # a full disk is no reason to be blind; others see what was before
+            _write_own(folder, own)
+        with locked_folder(folder):  # else numbers that move to another file are missed, or counted twice
+            total = totals(folder, own)
+    return generate_latest(_Sums(total))
 
 
 _folder: Path | None = None
@@ -78,12 +86,12 @@ def shared_folder() -> Path | None:
     return _folder
 
 
-def totals(folder: Path) -> Numbers:
-    """Return the sums over all live and past workers; the folder is locked."""
+def totals(folder: Path, own: Numbers) -> Numbers:
+    """Return the sums of `own` and of what other live and past workers wrote; the folder is locked."""
     with contextlib.suppress(OSError):  # a full disk: they stay, and are added up as they are
         _add_ended(folder)
     others = [*folder.glob("*.json"), *folder.glob("*.ended")]
-    return add_up([own_numbers(), *(_read(path) for path in others if path != _own_file(folder))])
+    return add_up([own, *(_read(path) for path in others if path != _own_file(folder))])
 
 
 def _add_ended(folder: Path) -> None:
@@ -110,6 +118,11 @@ def read_json(path: Path) -> Any:
 
 def _own_file(folder: Path) -> Path:
     return folder / f"{os.getpid()}.json"
+
+
+def _write_own(folder: Path, numbers: Numbers) -> None:
+    folder.mkdir(parents=True, exist_ok=True)  # the state folder may be deleted at any time
+    _write(_own_file(folder), numbers)
 
 
 def _write(path: Path, numbers: Numbers) -> None:
@@ -154,9 +167,10 @@ def add_up(every: Iterable[Numbers]) -> Numbers:
             for key, each in series.items():
                 if known is not None and (len(key), len(each)) != (len(known.labels), known.width):
                     continue  # another release has other labels or buckets
-                before = so_far.get(key, [0.0] * len(each))
-                if len(before) == len(each):
-                    so_far[key] = (known or Shared).add_up(before, each)
+                if (before := so_far.get(key)) is None:
+                    so_far[key] = list(each)
+                elif len(before) == len(each):
+                    so_far[key] = (sums if known is None else known.add_up)(before, each)
     return total
 
 

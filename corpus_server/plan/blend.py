@@ -21,8 +21,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.pieces import UInt64Array
 from corpus_server.plan.mixture import grouped
-from corpus_server.plan.numbers import SourceRows, StageRows, UInt64Array
+from corpus_server.plan.numbers import SourceRows, StageRows
 
 BLOCK_ROWS: Final = 1024
 """Finding a row looks through a block; a table of counts has a line for each block."""
@@ -95,11 +96,6 @@ class Blend:
         self._table = table
         self._first = min(first, table.sources.size)
         self._before = self._counts(self._first)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the whole run."""
-        return self._table.sources.size
 
     @property
     def num_used(self) -> UInt64Array:

@@ -31,9 +31,11 @@ from corpus_server.plan.document import (
     id_of,
     parse_json,
 )
+from corpus_server.plan.draft import Draft
+from corpus_server.plan.family import check_family
 from corpus_server.plan.ranges import ranges_from_json
 from corpus_server.plan.stage import Stage
-from corpus_server.plan.stage_log import LoggedStages
+from corpus_server.plan.stage_log import Made
 
 MAX_CHAIN_STAGES: Final = 100_000
 MAX_CHAIN_WEIGHTS: Final = 6_400_000
@@ -111,7 +113,17 @@ class Continued(Plan):
         *,
         is_kept: bool = True,
     ) -> None:
-        alike = ("version", "seq_len", "stride", "seed", "order", "rows", "skip_steps", "tokenizers")
+        alike = (
+            "version",
+            "seq_len",
+            "stride",
+            "seed",
+            "order",
+            "rows",
+            "skip_steps",
+            "family",
+            "tokenizers",
+        )
         fields = {name: getattr(parent, name) for name in alike}
         if lengths:
             fields |= parent._with_digests({**parent.digests, **lengths})
@@ -124,8 +136,9 @@ class Continued(Plan):
             num_before=len(parent.stages),
             num_sources_before=len(before),
             sources=(*before, *new) if new else before,
+            row_lengths=parent.lengths_with(parent.row_lengths, stages),
             fingerprints={**parent.fingerprints, **fingerprints} if new else parent.fingerprints,
-            stages=LoggedStages(log, len(parent.stages) + len(stages)),
+            stages=Made(len(parent.stages) + len(stages), log.stage),
             log=log,
             _root=parent.root,
             _added=tuple(stages),
@@ -156,11 +169,16 @@ class Continued(Plan):
                 accepted = "sources of the plan up to this stage"
                 raise InvalidPlan.expected(f"stages[{number}].exclude", accepted, shorten(strangers))
         new = known - set(parent.sources)
+        if parent.family is not None:
+            check_family(parent.order, parent.rows, stages)
+            if new:
+                accepted = "sources of its parent, which is a member of a family"
+                raise InvalidPlan.expected("stages[].mixture", accepted, shorten(sorted(new)))
         for field in ("fingerprints", "lengths"):
             if strangers := sorted(set(getattr(link, field)) - new):
                 accepted = "corpora that the link uses and its parent does not"
                 raise InvalidPlan.expected(field, accepted, shorten(strangers))
-        if link.lengths and parent.tabled is None:
+        if link.lengths and (parent.tabled is None or not parent.tabled.digests_field):
             raise InvalidPlan("lengths must be left out where rows are windows", parameter="lengths")
         num_stages, num_sources = len(parent.stages) + len(stages), len(parent.sources) + len(new)
         for what, number, limit in (
@@ -184,6 +202,7 @@ class Continued(Plan):
                 raise InvalidPlan.expected("stages[].exclude", accepted, len(excludes))
             check_ranges(excludes)
         parent.rows.check(seq_len=parent.seq_len, stride=parent.stride, stages=stages)
+        parent.lengths_with(parent.row_lengths, stages)
         parent.order.settle(seq_len=parent.seq_len, stride=parent.stride, seed=parent.seed, stages=stages)
         return cls(parent, stages, link.fingerprints, link.lengths, is_kept=is_kept)
 
@@ -271,8 +290,8 @@ class Continued(Plan):
 _CACHED: Final = ("links", "id", "canonical_json")
 
 
-def parse_document(text: str | bytes | bytearray) -> Plan | Link:
-    """Read a posted document: a plan, or what continues one.
+def parse_document(text: str | bytes | bytearray) -> Plan | Link | Draft:
+    """Read a posted document: a plan, what continues one, or a plan whose stages say epochs or tokens.
 
     Raises:
         InvalidPlan: see `Plan.parse`.
@@ -280,9 +299,17 @@ def parse_document(text: str | bytes | bytearray) -> Plan | Link:
     return parse_json(text, _document_of)
 
 
-def _document_of(parsed: Any) -> Plan | Link:
+def _document_of(parsed: Any) -> Plan | Link | Draft:
     if not isinstance(parsed, Mapping):
         return Plan.from_json(parsed)
+    is_draft = Draft.is_one(parsed)
+    if "parent" in parsed and is_draft:
+        raise InvalidPlan(
+            "a plan that continues another one says mixture and from_step, and no epochs, tokens, until, "
+            "max_epochs or num_steps",
+            parameter="stages",
+            remedy="give weights; or post a whole plan whose later stages say epochs or tokens",
+        )
     if "parent" in parsed:
         return Link.from_json(parsed)
     # The plan in a loader's state has the decisions of the run beside it, "" where there are none.
@@ -294,4 +321,5 @@ def _document_of(parsed: Any) -> Plan | Link:
             remedy="build the loader with CorpusLoader(url, plan=state['plan']), which posts them; or post "
             'the stages that continue the plan as {"parent": ID, "stages": [...]}',
         )
-    return Plan.from_json({name: value for name, value in parsed.items() if name != "decisions"})
+    document = {name: value for name, value in parsed.items() if name != "decisions"}
+    return Draft.from_json(document) if is_draft else Plan.from_json(document)

@@ -19,7 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from corpus_server.plan.numbers import BatchRows, Int64Array
+from corpus_server.pieces import Int64Array
+from corpus_server.plan.numbers import BatchRows
 
 MAX_DEALT_ROWS: Final = 2**16
 """Rows of a global batch that may be dealt: 1 us each, on the machines of 2020."""

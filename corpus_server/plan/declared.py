@@ -72,6 +72,7 @@ class Declared:
     """
 
     prefix: ClassVar[str]  # in messages, before the names of its fields
+    elsewhere: ClassVar[Mapping[str, str]] = {}  # by names that people give it: where these belong
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -113,9 +114,9 @@ class Declared:
         for name in document:
             if name not in names:
                 close = difflib.get_close_matches(str(name)[:40], names, n=1)
+                hint = cls.elsewhere.get(name) or (f"did you mean {close[0]!r}?" if close else None)
                 raise InvalidPlan(
-                    f"{what} has an unknown field {shorten(name)}"
-                    + (f"; did you mean {close[0]!r}?" if close else ""),
+                    f"{what} has an unknown field {shorten(name)}" + (f"; {hint}" if hint else ""),
                     parameter=str(name)[:200],
                     accepted=", ".join(sorted(names)),
                 )
@@ -160,6 +161,17 @@ def integer(low: int, high: int) -> Kind:
     schema = {"type": "integer", "minimum": low, "maximum": high}
     accepted = f"an integer in [{low}, {high}]"
     return checked(schema, accepted, lambda value: type(value) is int and low <= value <= high)
+
+
+def integers(most: int, above: int) -> Kind:
+    """Return the kind of lists of at most so many integers in [0, above); kept as a tuple."""
+    schema = {"type": "array", "maxItems": most, "items": integer(0, above - 1).schema}
+
+    def is_one(value: Any) -> bool:
+        is_list = isinstance(value, list | tuple) and len(value) <= most
+        return is_list and all(type(each) is int and 0 <= each < above for each in value)
+
+    return checked(schema, f"a list of at most {most} integers in [0, {above})", is_one, tuple)
 
 
 def true_or_false() -> Kind:

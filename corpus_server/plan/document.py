@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise, starmap
 from typing import Any, Final, Self, TypeVar
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
+from corpus_server.plan.amounts import count_corpora
 from corpus_server.plan.declared import (
     Declared,
     Kind,
@@ -28,15 +28,18 @@ from corpus_server.plan.declared import (
     shorten,
     texts,
 )
-from corpus_server.plan.layouts import LAYOUTS
+from corpus_server.plan.family import FAMILY, Family, check_family
 from corpus_server.plan.named import Named
-from corpus_server.plan.orders import DEFAULT, INLINE, INLINE_FIELDS, ORDERS, Order, inline_order, order_kind
+from corpus_server.plan.orders import ORDERS, Order
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Rows
+from corpus_server.plan.rows import ROWS
+from corpus_server.plan.rows.rows import Rows
 from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage
 from corpus_server.plan.stage_log import StageLog
 from corpus_server.plan.stratified import MIXTURES
+from corpus_server.user_files import once_each
 
+S = TypeVar("S", bound=Declared)
 T = TypeVar("T")
 
 VERSIONS: Final = tuple(MIXTURES)
@@ -55,6 +58,8 @@ MAX_STAGES: Final = 512
 """Of a document. A stage with a mixture takes up to 0.4 ms to bind, and a document may take 0.25 s."""
 MAX_STAGE_SOURCES: Final = 2**15
 """Of a document, stages times sources: each stage keeps a position for each source of the plan."""
+MAX_ROW_LENGTHS: Final = 16
+"""Of a plan with rows that are packed for each: a table for each source takes seconds to build."""
 MAX_RANGES_IN_FORCE: Final = 3 * 2**20
 """Excluded ranges in force, summed over the stages that add some: each such stage merges and keeps them
 all, at 50 ns and 32 bytes a range."""
@@ -75,16 +80,21 @@ def _version(what: str, value: object) -> int:
     return value
 
 
-def _stages(what: str, value: object) -> tuple[Stage, ...]:
+def stages_of(kind: type[S], what: str, value: object) -> tuple[S, ...]:
+    """Return the stages of a document; errors name them by their numbers.
+
+    Raises:
+        InvalidPlan: it is no list, or of too many stages or sources, or one of them is wrong.
+    """
     if not isinstance(value, list | tuple):
         raise InvalidPlan.expected(what, "a list of objects", value)
-    mixtures = [stage.get("mixture") for stage in value if isinstance(stage, Mapping)]
+    mixtures = (stage.get("mixture") for stage in value if isinstance(stage, Mapping))
     # Before any stage is made: quantising the mixtures of a 30 MB document takes seconds.
-    _require_bindable(len(value), sum(len(each) for each in mixtures if isinstance(each, Mapping)))
+    _require_bindable(len(value), sum(map(count_corpora, mixtures)))
     found = []
     for number, each in enumerate(value):
         try:
-            found.append(each if isinstance(each, Stage) else Stage.from_json(each, what=f"{what}[{number}]"))
+            found.append(each if isinstance(each, kind) else kind.from_json(each, what=f"{what}[{number}]"))
         except InvalidPlan as error:
             raise error.renamed(f"{what}[]", f"{what}[{number}]") from None
     return tuple(found)
@@ -92,11 +102,19 @@ def _stages(what: str, value: object) -> tuple[Stage, ...]:
 
 VERSION: Final = Kind({"enum": list(VERSIONS)}, _version)
 STAGES: Final = Kind(
-    {"type": "array", "minItems": 1, "maxItems": MAX_STAGES, "items": Stage.schema()}, _stages
+    {"type": "array", "minItems": 1, "maxItems": MAX_STAGES, "items": Stage.schema()},
+    partial(stages_of, Stage),
 )
 
 
 _STRIDES = "".join(f", with order {each.name} {each.stride}" for each in ORDERS if each.stride is not None)
+
+
+_OF_STAGES: Final = {
+    **dict.fromkeys((*Stage.properties(), "epochs", "tokens", "until"), "it belongs into each of `stages`"),
+    "batch_size": "`global_batch_size` of each of `stages` says it",
+    "corpus": "`mixture` of each of `stages` says it",
+}
 
 
 class Plan(Declared):
@@ -107,6 +125,7 @@ class Plan(Declared):
     """
 
     prefix = ""
+    elsewhere = _OF_STAGES
 
     version: int | None = declared(
         VERSION,
@@ -121,20 +140,21 @@ class Plan(Declared):
         default=None,
     )
     seed: int = declared(integer(0, MAX_SEED), "Default 0.", default=0)
-    order: Order = declared(order_kind, f"Default {DEFAULT}.", default=DEFAULT)
-    rows: Rows = declared(LAYOUTS.kind, f"Default {LAYOUTS.default}.", omit=True, default=LAYOUTS.default)
+    order: Order = declared(ORDERS.kind, f"Default {ORDERS.default}.", default=ORDERS.default)
+    rows: Rows = declared(ROWS.kind, f"Default {ROWS.default}.", omit=True, default=ROWS.default)
     stages: Sequence[Stage] = declared(STAGES, "By `from_step`, the first from step 0.")
     skip_steps: Ranges = declared(
-        ranges(MAX_STEP),
-        "Plan steps that training never sees; later steps move up.",
-        default_factory=Ranges,
+        ranges(MAX_STEP), "Plan steps that training never sees; later steps move up.", default_factory=Ranges
     )
     fingerprints: Mapping[str, str] = declared(
         texts("an object that maps corpus names to strings"),
         "By corpus; the server fills in those that are left out.",
         default_factory=dict,
     )
-    # Left out where it has its default, so that plans which were made before have the ids that they had.
+    # Left out where they have their defaults: plans that were made before have the ids that they had.
+    family: Family | None = declared(
+        FAMILY, "Documents that the plan leaves out, as one of many.", omit=True, default=None
+    )
     tokenizers: str = declared(
         choice(SAME, DIFFER),
         f"`{DIFFER}`: the corpora may have different tokenizers. Default {SAME}.",
@@ -158,7 +178,10 @@ class Plan(Declared):
             permuting = ", ".join({each.name: 0 for each in ORDERS if permutes(each)})
             accepted = f"an order that permutes rows ({permuting}) with rows {self.rows.name}"
             raise InvalidPlan.expected("order", accepted, self.order.name)
+        if self.family is not None:
+            check_family(self.order, self.rows, self.stages)
         self.rows.check(seq_len=self.seq_len, stride=self.stride, stages=self.stages)
+        self.lengths_with((), checked)
         order, stride = self.order.settle(
             seq_len=self.seq_len, stride=self.stride, seed=self.seed, stages=self.stages
         )
@@ -202,6 +225,24 @@ class Plan(Declared):
         return tuple(dict.fromkeys(name for stage in self.stages for name in stage.mixture))
 
     @cached_property
+    def row_lengths(self) -> tuple[int, ...]:
+        """The `seq_len` of the plan, then those of stages that have rows of their own for it, descending."""
+        return self.lengths_with((), self.stages)
+
+    def lengths_with(self, known: Sequence[int], stages: Sequence[Stage]) -> tuple[int, ...]:
+        """Return `row_lengths` of a plan that has some already, with those of stages.
+
+        Raises:
+            InvalidPlan: there are too many, since each has tables of its own.
+        """
+        found = {each.seq_len or self.seq_len for each in stages} if self.rows.own_lengths else set()
+        lengths = (self.seq_len, *sorted(found.union(known) - {self.seq_len}, reverse=True))
+        if len(lengths) > MAX_ROW_LENGTHS:
+            accepted = f"of at most {MAX_ROW_LENGTHS} values with the plan's, with rows {self.rows.name}"
+            raise InvalidPlan.expected("stages[].seq_len", accepted, lengths)
+        return lengths
+
+    @cached_property
     def log(self) -> StageLog:
         """The stages as arrays; plans that continue this one share it."""
         return StageLog(self.stages, seq_len=self.seq_len)
@@ -215,12 +256,13 @@ class Plan(Declared):
     def arithmetic(self) -> dict[str, Any]:
         """What decides the rows of all stages alike: fields by name."""
         fields_alike = {name: getattr(self, name) for name in ("version", "seq_len", "stride", "seed")}
-        return {**fields_alike, "order": self.order.to_json(), "rows": self.rows.to_json()}
+        family = {} if self.family is None else {"family": self.family.to_json()}
+        return {**fields_alike, "order": self.order.to_json(), "rows": self.rows.to_json(), **family}
 
     @property
     def tabled(self) -> Named | None:
         """What follows from tables: the rows or the order, if one does."""
-        return next((each for each in (self.rows, self.order) if each.digests_field), None)
+        return next((each for each in (self.rows, self.order) if each.has_table), None)
 
     @property
     def digests(self) -> Mapping[str, str]:
@@ -294,11 +336,11 @@ class Plan(Declared):
         named = {name: spelling[name] for name in ("seq_len", "stride", "seed") if name in spelling}
         given, laid = (
             {name: spelling[name] for name in fields if name in spelling}
-            for fields in (INLINE_FIELDS, LAYOUTS.inline_fields)
+            for fields in (ORDERS.inline_fields, ROWS.inline_fields)
         )
         stage = Stage(global_batch_size=spelling["batch_size"], mixture={spelling["corpus"]: 1.0})
-        order = inline_order(spelling.get("order"), given)
-        rows = LAYOUTS.spelled(spelling.get("rows"), laid)
+        order = ORDERS.spelled(spelling.get("order"), given)
+        rows = ROWS.spelled(spelling.get("rows"), laid)
         return cls(order=order, rows=rows, stages=(stage,), **named)
 
 
@@ -309,18 +351,18 @@ INLINE_PLAN: Final[Mapping[str, Schema]] = {
     "seq_len": _PLAN["seq_len"],
     "batch_size": Stage.properties()["global_batch_size"],
     "seed": _PLAN["seed"],
-    "order": {"enum": list(INLINE), "description": _PLAN["order"]["description"]},
-    **INLINE_FIELDS,
+    "order": {"enum": list(ORDERS.inline), "description": _PLAN["order"]["description"]},
+    **ORDERS.inline_fields,
     "stride": _PLAN["stride"],
-    "rows": {"enum": list(LAYOUTS.inline), "description": _PLAN["rows"]["description"]},
-    **LAYOUTS.inline_fields,
+    "rows": {"enum": list(ROWS.inline), "description": _PLAN["rows"]["description"]},
+    **ROWS.inline_fields,
 }
 """Schemas of the parameters that spell a plan of one source in a query."""
 
 
 def permutes(order: Order | type[Order]) -> bool:
     """Tell whether an order permutes rows by their numbers alone, each once in an epoch."""
-    return order.has_epochs and not order.digests_field
+    return order.has_epochs and not order.has_table
 
 
 def parse_json(text: str | bytes | bytearray, make: Callable[[Any], T]) -> T:
@@ -332,9 +374,9 @@ def parse_json(text: str | bytes | bytearray, make: Callable[[Any], T]) -> T:
     was_enabled = gc.isenabled()
     gc.disable()  # it would visit each of a million small lists many times
     try:
-        return make(json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once_each))
+        return make(json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=once_each))
     except (ValueError, RecursionError) as error:
-        raise InvalidPlan(f"the body must be a plan document in JSON: {error}") from error
+        raise InvalidPlan(f"the text must be a plan document in JSON: {error}") from error
     finally:
         if was_enabled:
             gc.enable()
@@ -368,14 +410,6 @@ def canonical(value: object) -> str:
 def id_of(document: str) -> str:
     """Return the id of a document in canonical JSON: 64 hex digits."""
     return hashlib.sha256(document.encode()).hexdigest()
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{shorten(name)} is given twice")
-    return fields
 
 
 def _refuse_constant(name: str) -> float:

@@ -7,24 +7,25 @@ permutation of [0, n - x), another one in each epoch. If more units are excluded
 r // (n - x) has a permutation of its own.
 
 A bounded shuffle of windows takes a substitute from the same group, because any other window may lie on the
-disk: the next window of the group's circle (see `Order.beside`) that is not excluded. Only where `_REACH`
+disk: the next window of the group's circle (see `Order.beside`) that is not excluded. Only where `REACH`
 windows in a row are excluded does the substitute come from the whole source, as above.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.pieces import expanded
-from corpus_server.plan.numbers import Epochs, RowNumbers, SourceNumbers, UInt64Array, UnitNumbers
+from corpus_server.pieces import UInt64Array, expanded
+from corpus_server.plan.numbers import Epochs, RowNumbers, SourceNumbers, UnitNumbers
 from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
 from corpus_server.plan.ranges import Ranges
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_REACH = 32
+REACH = 32
 """Windows of a circle. Where a tenth is excluded, one excluded window in 10^32 needs more. Each costs as much
 as four rows, and where nearly all is excluded, each row pays for 32."""
 
@@ -34,7 +35,46 @@ Beside = Callable[[SourceNumbers, Epochs, RowNumbers, int], RowNumbers]
 `Order.beside`."""
 
 
-class Exclusion:
+class Replacing(ABC):
+    """What replaces units of rows by others: exclusions of a stage, or what a member of a family leaves out.
+
+    Attributes:
+        num_excluded: `(sources,) uint64` units that are replaced, or empty if nobody counted them.
+    """
+
+    num_excluded: UInt64Array = np.empty(0, dtype=np.uint64)
+
+    @abstractmethod
+    def contains(self, units: UnitNumbers) -> NDArray[np.bool_]:
+        """Return which units are replaced."""
+
+    @abstractmethod
+    def substitute(self, units: UnitNumbers, epochs: Epochs) -> UnitNumbers:
+        """Replace units among those that rows hold; one whose pool has no other one remains.
+
+        Args:
+            units, epochs: `(k,)`. `units` is not changed, and may be returned if none is replaced.
+        """
+
+    def num_laps(self, units: UnitNumbers) -> int:
+        """Return how many numbers of laps `stood_in_for` must be asked with for these units."""
+        return 1
+
+    @abstractmethod
+    def stood_in_for(
+        self, units: UnitNumbers, epochs: Epochs, laps: UInt64Array
+    ) -> tuple[UnitNumbers, NDArray[np.intp]]:
+        """Return the replaced units that others stand in for: the inverse of `substitute`.
+
+        Args:
+            units, epochs, laps: `(k,)`; no unit replaced, laps below `num_laps`.
+
+        Returns:
+            `(m,)` each: replaced units, and the indices of those that stand in for them.
+        """
+
+
+class Exclusion(Replacing):
     """The units excluded from a stage on, over the sources of a plan.
 
     Args:
@@ -76,12 +116,12 @@ class Exclusion:
         """Memory of the arrays."""
         return self.units.num_bytes + 56 * self._pools.size
 
-    def substitute(self, units: UnitNumbers, epochs: Epochs) -> UnitNumbers:
-        """Replace the excluded units among those that rows hold; one whose pool has no other one remains.
+    def contains(self, units: UnitNumbers) -> NDArray[np.bool_]:
+        """See `Replacing.contains`."""
+        return self.units.contains(units)
 
-        Args:
-            units, epochs: `(k,)`. `units` is not changed, and returned if none is excluded.
-        """
+    def substitute(self, units: UnitNumbers, epochs: Epochs) -> UnitNumbers:
+        """See `Replacing.substitute`."""
         which = np.flatnonzero(self.units.contains(units))
         if not which.size:
             return units
@@ -97,7 +137,7 @@ class Exclusion:
         near, missing = units.copy(), np.arange(units.size)
         if self._beside_in_source is None:
             return near, missing
-        for distance in range(1, _REACH + 1):
+        for distance in range(1, REACH + 1):
             if not missing.size:
                 break
             near[missing] = self._beside(self._beside_in_source, units[missing], epochs[missing], distance)
@@ -147,14 +187,7 @@ class Exclusion:
     def stood_in_for(
         self, units: UnitNumbers, epochs: Epochs, laps: UInt64Array
     ) -> tuple[UnitNumbers, NDArray[np.intp]]:
-        """Return the excluded units that others stand in for: the inverse of `substitute`.
-
-        Args:
-            units, epochs, laps: `(k,)`; no unit excluded, laps below `num_laps`.
-
-        Returns:
-            `(m,)` each: excluded units, and the indices of those that stand in for them.
-        """
+        """See `Replacing.stood_in_for`."""
         pools = self._numbers(units)
         numbers = self.units.num_outside_below(units) - self._outside_before[pools]
         # Those in a pool with an excluded unit: the number of another one is too large, or below 0 and wraps.
@@ -170,7 +203,7 @@ class Exclusion:
         _, far = self._nearest(excluded, epochs[which])
         parts = [(excluded[far], which[far])]
         which = np.flatnonzero(laps == 0)  # each window and epoch once
-        for distance in range(1, _REACH + 1):
+        for distance in range(1, REACH + 1):
             if not which.size:
                 break
             windows = self._beside(beside, units[which], epochs[which], -distance)

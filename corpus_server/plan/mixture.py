@@ -16,14 +16,17 @@ block goes to the source whose share holds the slot that o is sent to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 from functools import lru_cache
+from math import lcm
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.plan.numbers import SourceNumbers, SourceRows, StageRows, UInt64Array
+from corpus_server.pieces import UInt64Array
+from corpus_server.plan.numbers import SourceNumbers, SourceRows, StageRows
 from corpus_server.plan.permutation import permute_block, round_keys
 
 BLOCK_ROWS = 65_536
@@ -34,7 +37,7 @@ CACHED_TABLES = 64
 """Blocks; the table of one has 256 kB, its slots have 128 kB."""
 
 
-def quantise(weights: Mapping[str, float]) -> dict[str, int]:
+def quantise(weights: Mapping[str, float | Fraction]) -> dict[str, int]:
     """Return units of 1/65536 by name, sorted by name, by largest remainder; they sum to 65,536.
 
     Raises:
@@ -43,7 +46,7 @@ def quantise(weights: Mapping[str, float]) -> dict[str, int]:
     names = sorted(weights)
     # In integers over a common denominator: a sum of floats depends on their order and may be infinite.
     ratios = [weights[name].as_integer_ratio() for name in names]
-    denominator = max(below for _, below in ratios)  # each is a power of two
+    denominator = lcm(*(below for _, below in ratios))
     exact = [above * (denominator // below) for above, below in ratios]
     total = sum(exact)
     shares = [divmod(each * BLOCK_ROWS, total) for each in exact]
@@ -53,11 +56,13 @@ def quantise(weights: Mapping[str, float]) -> dict[str, int]:
         units[k] += 1
     for name, own, share in zip(names, exact, units, strict=True):
         if share == 0:
+            weight = weights[name]
+            given = float(weight) if isinstance(weight, Fraction) else weight
             raise InvalidPlan(
-                f"stages[].mixture.{name}: weight {weights[name]} is {own / total:.2g} of the sum, "
+                f"stages[].mixture.{name}: weight {given} is {own / total:.2g} of the sum, "
                 f"less than the smallest share of 1/{BLOCK_ROWS}; raise it or leave the source out",
                 parameter=f"stages[].mixture.{name}",
-                received=weights[name],
+                received=given,
                 accepted=f"at least 1/{BLOCK_ROWS} of the sum of weights",
             )
     return dict(zip(names, units, strict=True))

@@ -1,4 +1,4 @@
-"""Declared objects of which a plan names one: its order, the layout of its rows.
+"""Declared objects of which a plan names one: its order, its rows.
 
 One without fields is spelled by its name, `"sequential"`; one with fields as an object,
 `{"shuffle": {"block_windows": 8, "group_blocks": 4}}`, or by its name where all fields have defaults.
@@ -7,7 +7,7 @@ One without fields is spelled by its name, `"sequential"`; one with fields as an
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -21,27 +21,42 @@ class Named(Declared, ABC):
     """An object that a plan's document names.
 
     Attributes:
+        plan_field: of the plan, that names it.
         name: in the document.
         sentence: for help: what it does.
+        stated: what each must say besides its methods.
         is_inline: whether query parameters can spell it.
-        digests_field: its field that holds digests of the documents' lengths by corpus, if rows follow from
-            tables that these decide; "" if it needs no table.
+        has_table: whether rows follow from tables.
+        digests_field: its field that holds digests of the documents' lengths by corpus, if these decide the
+            tables; "" if they do not.
     """
 
+    plan_field: ClassVar[str]
     name: ClassVar[str]
     sentence: ClassVar[str]
+    stated: ClassVar[Sequence[str]] = ("name", "sentence")
     is_inline: ClassVar[bool] = True
+    has_table: ClassVar[bool] = False
     digests_field: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        if hasattr(cls, "name"):
+            cls.prefix = f"{cls.plan_field}.{cls.name}."
+        super().__init_subclass__()
 
     @property
     def digests(self) -> Mapping[str, str]:
         """Digests of the documents' lengths by corpus; empty before the plan was bound."""
-        digests: Mapping[str, str] = getattr(self, self.digests_field)
+        digests: Mapping[str, str] = getattr(self, self.digests_field) if self.digests_field else {}
         return digests
+
+    def digest_of(self, lengths: Lengths) -> str:
+        """Return the digest of a corpus's documents that decides its rows."""
+        return lengths.digest
 
     def with_digests(self, digests: Mapping[str, str]) -> Self:
         """Return the same with digests."""
-        return replace(self, **{self.digests_field: digests})
+        return replace(self, **{self.digests_field: digests}) if self.digests_field else self
 
     def jobs(
         self, lengths: Mapping[str, Lengths], *, seq_len: int, seed: int, decides: Mapping[str, Any]
@@ -84,7 +99,7 @@ class Named(Declared, ABC):
     @classmethod
     def missing(cls) -> list[str]:
         """Return what it lacks to be registered."""
-        return [*sorted(cls.__abstractmethods__), *(n for n in ("name", "sentence") if not hasattr(cls, n))]
+        return [*sorted(cls.__abstractmethods__), *(name for name in cls.stated if not hasattr(cls, name))]
 
 
 N = TypeVar("N", bound=Named)
@@ -94,10 +109,11 @@ class Registry(Generic[N]):
     """The objects that a field of a plan may name. Code outside an object's file never names the object.
 
     Args:
-        field: of the plan, and the query parameter.
-        kinds: in the order in which help and messages list them. The first is the default, and has no fields.
+        kinds: of one `plan_field`, in the order in which help and messages list them. The first is the
+            default, and has no fields.
 
     Attributes:
+        field: of the plan, and the query parameter.
         kind: of the field.
         inline: what the query parameter may be.
         inline_fields: schemas of the query parameters that objects have besides.
@@ -106,10 +122,11 @@ class Registry(Generic[N]):
         TypeError: a kind lacks something; the error names it.
     """
 
-    def __init__(self, field: str, *kinds: type[N]) -> None:
+    def __init__(self, *kinds: type[N]) -> None:
         for each in kinds:
-            require_complete(field, each)
-        self.field, self.kinds, self.default = field, kinds, kinds[0]()
+            if missing := each.missing():
+                raise TypeError(f"{each.plan_field} {each.__name__} lacks {', '.join(missing)}")
+        self.field, self.kinds, self.default = kinds[0].plan_field, kinds, kinds[0]()
         self._by_name = {each.name: each for each in kinds if not each.required()}
         self._with_fields = {each.name: each for each in kinds if declared_fields(each)}
         self.kind = Kind({"anyOf": [each.schema() for each in kinds]}, self._take)
@@ -118,6 +135,9 @@ class Registry(Generic[N]):
         self.inline_fields: dict[str, Schema] = {
             name: schema for each in self._inline for name, schema in each.inline_fields().items()
         }
+
+    def __iter__(self) -> Iterator[type[N]]:
+        return iter(self.kinds)
 
     def _accepted(self) -> str:
         spelled = [f"one of {', '.join(self._by_name)}"]
@@ -164,9 +184,3 @@ class Registry(Generic[N]):
             f"{self.field} {kind.name}; got {received}, {self.field} {name}",
             parameter=self.field if kind.name != name else next(iter(wanted)),
         )
-
-
-def require_complete(field: str, kind: type[Named]) -> None:
-    """Raise TypeError if a kind lacks something, naming it."""
-    if missing := kind.missing():
-        raise TypeError(f"{field} {kind.__name__} lacks {', '.join(missing)}")

@@ -9,13 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
-UInt64Array = NDArray[np.uint64]
+from corpus_server.pieces import UInt64Array
 
 PlanSteps = UInt64Array
-"""Steps of a plan, of which training skips some."""
-Steps = UInt64Array
-"""Steps of training."""
+"""Steps of a plan; training skips some, and numbers the others anew."""
 BatchRows = UInt64Array
 """Rows of a step's global batch, from 0 on."""
 StageRows = UInt64Array

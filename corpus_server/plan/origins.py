@@ -12,8 +12,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from corpus_server.pieces import NO_SHARD, Pieces
-from corpus_server.plan.numbers import Int64Array
+from corpus_server.pieces import NO_SHARD, Int64Array, Pieces
 from corpus_server.plan.ranges import Ranges
 
 
@@ -35,6 +34,12 @@ class Source(Protocol):
 
     def ranges_of(self, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """Return its tokens that are those of ranges of the corpus, wherever they come: `(m, 2)` ranges."""
+
+    def documents(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the documents of the corpus with tokens in ranges of it, none empty: numbers, `(m,)`.
+
+        Also how many each range has, `(k,)`. Each range lies in one shard.
+        """
 
     def extents(self, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """Return ranges of the corpus that hold the tokens of ranges of it, none empty, `(k, 2)`.

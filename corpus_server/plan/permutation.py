@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.numbers import UInt64Array
+from corpus_server.pieces import UInt64Array
 
 MAX_SIZE = 2**63
 """Largest n: coordinates stay below 2^32, so that no sum in this file overflows 64 bits."""

@@ -18,7 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.plan.numbers import UInt64Array
+from corpus_server.pieces import UInt64Array
 
 MAX_VALUE = 2**63 - 1
 

@@ -16,7 +16,6 @@ Only a block of the mixture is stored, so step 10^8 costs what step 0 costs.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -26,29 +25,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.pieces import Pieces
+from corpus_server.pieces import Int64Array, Pieces, UInt64Array
 from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
-from corpus_server.plan.exclusion import Exclusion
+from corpus_server.plan.exclusion import Exclusion, Replacing
+from corpus_server.plan.laid import Laid
+from corpus_server.plan.left_out import COST as LEFT_OUT_COST
+from corpus_server.plan.left_out import LeftOut
 from corpus_server.plan.mixture import BLOCK_ROWS, grouped
-from corpus_server.plan.numbers import (
-    BatchRows,
-    Epochs,
-    Int64Array,
-    PlanSteps,
-    Positions,
-    RowNumbers,
-    SourceNumbers,
-    UnitNumbers,
-)
+from corpus_server.plan.numbers import BatchRows, Epochs, Positions, RowNumbers, SourceNumbers
 from corpus_server.plan.orders import Order
-from corpus_server.plan.origins import Origins
-from corpus_server.plan.part import check_part
+from corpus_server.plan.origins import Origins, Source
 from corpus_server.plan.permutation import MAX_SIZE
 from corpus_server.plan.ranges import Ranges
-from corpus_server.plan.rows import Rows, Sources
+from corpus_server.plan.rows.rows import Rows, Sources
 from corpus_server.plan.tables import Table
-from corpus_server.plan.timeline import PlacedStage, Timeline
+from corpus_server.plan.timeline import Timeline
 from corpus_server.plan.windows import Windows
 from corpus_server.work import Budget
 
@@ -59,10 +51,11 @@ VIEW_COST = 32
 class _Chosen(NamedTuple):
     """Rows of one stage: number and epoch of each, and what the stage excludes."""
 
+    laid: Laid
     sources: SourceNumbers
     rows: RowNumbers
     epochs: Epochs
-    exclusion: Exclusion | None
+    exclusion: Replacing | None
 
 
 class Sampler:
@@ -70,20 +63,23 @@ class Sampler:
 
     Args:
         shard_tokens: by source; not needed with `windows`.
-        tables: of the rows or the order, if they follow from some.
+        tables: of the rows or the order, if they follow from some; those of each of `plan.row_lengths`.
         windows: those of the sources, made for another plan with the same sources, `seq_len` and `stride`.
         origins: of the sources, if some are views; then shards are numbered as those of their corpora.
         contents: of each source, the fingerprint of the corpus that holds its tokens; by default its name.
         parent: of a plan that this one continues; what follows from the sources alone is shared.
+        corpora: the sources, which know their documents; only a member of a family needs them.
+        values: of each source, what stands for its documents in a family with `by`, see `LeftOut`.
 
     Attributes:
         timeline: steps, stages, positions.
         windows: of all shards of all sources, in the order of `plan.sources`.
-        rows, order: those of the plan, over its sources.
+        laid: rows and order over the sources, for each of `plan.row_lengths`.
+        rows, order: of the plan's `seq_len`, the first of `laid`.
         is_window: whether each row is one piece of a shard.
         num_windows: `(sources,) uint64`, rows of an epoch of each source.
-        exclusions: what is excluded, with the stages in which it is, ascending.
-        num_steps: see `Timeline`.
+        exclusions, left_out: of the first of `laid`.
+        num_steps, check_part: see `Timeline`.
 
     Raises:
         InvalidPlan: a source has no row, all that its rows hold is excluded, an exclusion reaches beyond its
@@ -100,6 +96,8 @@ class Sampler:
         origins: Origins | None = None,
         contents: tuple[str, ...] | None = None,
         parent: Sampler | None = None,
+        corpora: Sequence[Source] = (),
+        values: Sequence[UInt64Array] = (),
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan = plan
@@ -113,34 +111,81 @@ class Sampler:
         self.windows = windows
         if int(windows.first_token[-1]) > MAX_SIZE:
             raise InvalidPlan(f"the plan's corpora hold more than {MAX_SIZE} tokens together")
-        if parent is not None:
-            self.rows, self.order = parent.rows, parent.order
-        else:
-            rows = plan.rows.over(Sources(plan.sources, windows, plan.seed, tables))
-            self.rows, self.order = plan.order.over(rows)
         self.origins = origins
         self.contents = contents or plan.sources
+        self.laid = [
+            self._laid_over(number, seq_len, tables, parent, corpora, values)
+            for number, seq_len in enumerate(plan.row_lengths)
+        ]
+        self._by_length = {laid.seq_len: laid for laid in self.laid}
+        first = self.laid[0]
+        self.rows, self.order = first.rows, first.order
+        self.exclusions, self.left_out = first.exclusions, first.left_out
         self.is_window = self.rows.is_window and origins is None
-        self.timeline = Timeline(plan, self.order.chooser)
+        used = self.order.num_used
+        self.timeline = Timeline(plan, self.order.chooser, None if used is None else int(used.sum()))
         self.num_windows = self.rows.epoch_rows
-        self.num_steps = self.timeline.num_steps
-        self.exclusions = self._exclusions(parent)
+        self.num_steps, self.check_part = self.timeline.num_steps, self.timeline.check_part
         self._dealt = DealtSteps()
+
+    def _laid_over(
+        self,
+        number: int,
+        seq_len: int,
+        tables: Sequence[Table],
+        parent: Sampler | None,
+        corpora: Sequence[Source],
+        values: Sequence[UInt64Array],
+    ) -> Laid:
+        """Return the rows of one of the plan's lengths over its sources."""
+        plan, of_parent = self.plan, None
+        if parent is not None:
+            of_parent = next((each for each in parent.laid if each.seq_len == seq_len), None)
+        if of_parent is not None:
+            rows, order = of_parent.rows, of_parent.order
+        else:
+            its = len(tables) // len(plan.row_lengths)
+            own = tables[number * its : (number + 1) * its]
+            num_parts = plan.seq_len // seq_len
+            rows, order = plan.order.of_parts(num_parts).over(
+                plan.rows.over(Sources(plan.sources, self.windows, plan.seed, own))
+            )
+        since = 0 if of_parent is None or parent is None else len(parent.plan.stages)
+        return Laid(
+            seq_len=seq_len,
+            num_parts=plan.seq_len // seq_len,
+            rows=rows,
+            order=order,
+            exclusions=self._exclusions(
+                seq_len, rows, order, [] if of_parent is None else of_parent.exclusions, since
+            ),
+            left_out=None if plan.family is None else LeftOut(plan.family, rows, order, corpora, values),
+            num_stages=len(plan.stages),
+        )
+
+    def laid_of(self, seq_len: int) -> Laid:
+        """Return the rows of a stage with this `seq_len`; it may read them in parts."""
+        return self._by_length.get(seq_len, self.laid[0])
+
+    def has_at(self, laid: Laid, source: int, positions: Positions) -> NDArray[np.bool_]:
+        """Return at which positions of a source, those of the timeline, the stage has rows of this length."""
+        if len(self.laid) == 1:
+            return np.ones(positions.shape, dtype=bool)
+        numbers = self.timeline.stage_numbers(source, positions)
+        found: NDArray[np.bool_] = self.timeline.seq_lens[numbers] == laid.seq_len
+        return found
 
     @property
     def row_cost(self) -> int:
         """What computing a row costs a budget, in windows: its pieces, and those of a view are looked for."""
-        return self.rows.row_pieces * (1 if self.origins is None else VIEW_COST)
+        its = max(each.rows.row_pieces for each in self.laid) * (1 if self.origins is None else VIEW_COST)
+        return its if self.left_out is None else its * LEFT_OUT_COST
 
     @property
     def num_bytes(self) -> int:
         """Memory of the plan and of what follows from it, without small objects and what plans share."""
-        return len(self.plan.canonical_json) + self.rows.num_bytes + self.plan.skip_steps.num_bytes
-
-    def exclusion_at(self, number: int) -> Exclusion | None:
-        """Return what a stage excludes, with what was excluded before it."""
-        at = bisect_right(self.exclusions, number, key=lambda each: each[0].start)
-        return self.exclusions[at - 1][1] if at else None
+        rows = sum(each.rows.num_bytes for each in self.laid)
+        return len(self.plan.canonical_json) + rows + self.plan.skip_steps.num_bytes
 
     def steps_per_epoch(self, name: str) -> float | None:
         """Return how many steps an epoch of a source takes at the rate of the last stage that uses it.
@@ -157,15 +202,7 @@ class Sampler:
 
     def seq_len(self, step: int) -> int:
         """Return the inputs of a training step's rows."""
-        return self.timeline.stage_at(self.timeline.plan_step(step)).seq_len
-
-    def check_part(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> int:
-        """Check that a rank slice of consecutive steps exists, and return its rows per step.
-
-        Raises:
-            InvalidParameter: a value is outside its range, or the steps have batches of several shapes.
-        """
-        return check_part(self.timeline, step, count=count, rank=rank, world_size=world_size)
+        return self.timeline.stage_of(step).seq_len
 
     def locate(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> Int64Array:
         """Return where the windows of a rank slice, checked by `check_part`, of consecutive steps lie.
@@ -207,10 +244,10 @@ class Sampler:
         In most plans each row is one piece, its window.
         """
         pieces = Pieces.joined(
-            [self.rows.pieces(*chosen) for chosen in self._rows(step, places, count, world_size)]
+            [its.laid.rows.pieces(*its[1:]) for its in self._rows(step, places, count, world_size)]
         )
-        placed = self.timeline.stage_at(self.timeline.plan_step(step))
-        if placed.num_parts > 1:  # so each row is a part of a window
+        placed = self.timeline.stage_of(step)
+        if self.laid_of(placed.seq_len).seq_len != placed.seq_len:  # so each row is a part of a window
             parts = np.arange(places.start, places.stop) % placed.num_parts
             pieces.places[:, 1] += np.tile(parts * placed.seq_len, count)
             pieces.places[:, 2] = placed.seq_len + 1
@@ -224,8 +261,8 @@ class Sampler:
         `(m,)` each, by row: the row, numbered through the steps, and a shard of it, each pair once.
         """
         pairs, first = [], 0
-        for sources, rows, epochs, exclusion in self._rows(step, places, count):
-            shards, which = self.rows.shards(sources, rows, epochs, exclusion)
+        for laid, sources, rows, epochs, exclusion in self._rows(step, places, count):
+            shards, which = laid.rows.shards(sources, rows, epochs, exclusion)
             pairs.append((which + first, shards))
             first += rows.size
         return tuple(map(np.concatenate, zip(*pairs, strict=True)))  # type: ignore[return-value]
@@ -234,10 +271,16 @@ class Sampler:
         """Return rows of pieces of the sources as pieces of shards, which they are unless of a view."""
         return pieces if self.origins is None else self.origins.resolve(pieces)
 
-    def reach(self, source: int, num_rows: int) -> int:
-        """Return about how many tokens of its corpus so many neighbouring rows of a source lie among."""
+    def reach(self, source: int, num_groups: int) -> int:
+        """Return about how many tokens of its corpus so many groups of a source lie among, at most."""
         own = self.windows.num_tokens(source)
-        return -(-self.rows.reach(source, num_rows) * max(own, self.base_tokens(source)) // own)
+        most = max(
+            its.rows.reach(
+                source, min(num_groups * its.order.largest_group(source), int(its.rows.num_rows[source]))
+            )
+            for its in self.laid
+        )
+        return -(-most * max(own, self.base_tokens(source)) // own)
 
     def own_ranges(self, source: int, given: Ranges) -> Ranges:
         """Return the tokens of a source that are those of ranges of its corpus: the same unless of a view."""
@@ -248,67 +291,49 @@ class Sampler:
         own = self.windows.num_tokens(source)
         return own if self.origins is None else self.origins.num_tokens[source]
 
-    def pieces_at(self, source: int, positions: Positions) -> Pieces:
+    def pieces_at(self, source: int, positions: Positions, parts: Int64Array) -> Pieces:
         """Return what the rows at ascending positions of a source are made of, as the stages exclude.
 
         Of windows that a stage reads in parts, whole ones. Shards and tokens are those of the sources, see
         `resolved`.
+
+        Args:
+            parts: of rows that have several lengths, which row of each position; see `Laid`.
         """
-        parts = []
+        found = []
         for number, which in grouped(self.timeline.stage_numbers(source, positions)):
-            rows, epochs = self.rows_at(source, positions[which])
-            parts.append(self.rows.pieces(source, rows, epochs, self.exclusion_at(number)))
-        return Pieces.joined(parts)
-
-    def rows_at(self, source: SourceNumbers, positions: Positions) -> tuple[RowNumbers, Epochs]:
-        """Return the rows at positions, before excluded ones are replaced, and their epochs.
-
-        Args:
-            source: `(k,)`, or one for all.
-            positions: `(k,) uint64`, at least one.
-        """
-        if self.plan.order.has_epochs:
-            epochs, offsets = np.divmod(positions, self.rows.num_rows[source])
-        else:
-            epochs, offsets = np.zeros_like(positions), positions
-        rows = self.order.rows_at(source, epochs, offsets)
-        return rows + self.rows.first_row[source], epochs
-
-    def positions_of(self, source: int, units: UnitNumbers, epochs: Epochs) -> Positions:
-        """Return the positions whose rows hold units of a source, if nothing is excluded.
-
-        Args:
-            units: `(k,) uint64`: windows, where rows are windows.
-            epochs: `(k,) uint64`, or `(1,)` for all units.
-
-        Raises:
-            InvalidParameter: the order has no epochs, so there is nothing to invert.
-        """
-        rows = self.rows.holders(source, units, epochs) - self.rows.first_row[source]
-        offsets = self.order.offsets_of(source, epochs, rows)
-        positions: Positions = offsets + epochs * self.rows.num_rows[source]
-        return positions
-
-    def num_positions(self, source: int, epochs: int) -> int:
-        """Return how many positions the first epochs of a source have; a plan may end before."""
-        positions, blend = epochs * int(self.num_windows[source]), self.order.chooser
-        return positions if blend is None else min(positions, int(blend.num_used[source]))
+            laid = self.laid_of(int(self.timeline.seq_lens[number]))
+            rows, epochs = laid.rows_at(source, laid.positions(positions[which], parts[which]))
+            found.append(laid.rows.pieces(source, rows, epochs, laid.exclusion_at(number)))
+        return Pieces.joined(found)
 
     def group_numbers(self, step: int) -> dict[int, int]:
         """Return the group of a bounded shuffle that each source of a training step's stage has reached.
 
-        By source; the next group has the next number.
+        By source, and of stages of another length by a number of their own; the next group has the next
+        number.
         """
         plan_step = self.timeline.plan_step(step)
         positions, _ = self.timeline.given_before(plan_step)
-        sources = self.timeline.stage_at(plan_step).sources.tolist()
-        return {source: self.order.group_at(source, int(positions[source])) for source in sources}
+        placed = self.timeline.stage_at(plan_step)
+        laid = self.laid_of(placed.seq_len)
+        first = self.laid.index(laid) * len(self.plan.sources)
+        return {
+            first + source: laid.order.group_at(source, int(positions[source]) * laid.num_parts)
+            for source in placed.sources.tolist()
+        }
 
     def group_extents(self, source: int, number: int) -> list[tuple[int, int, int]]:
-        """Return where a group of a source lies, block by block: shard number, tokens [start, stop) in it."""
-        ranges = (self.order.group_rows(source, number) + self.rows.first_row[source]).tolist()
+        """Return where a group lies, block by block: shard number, tokens [start, stop) in it.
+
+        Args:
+            source, number: of a group, as `group_numbers` numbers them.
+        """
+        which, source = divmod(source, len(self.plan.sources))
+        rows, order = self.laid[which].rows, self.laid[which].order
+        ranges = (order.group_rows(source, number) + rows.first_row[source]).tolist()
         # Neighbouring rows may lie in one block of documents.
-        found = dict.fromkeys(each for start, stop in ranges for each in self.rows.extents(start, stop))
+        found = dict.fromkeys(each for start, stop in ranges for each in rows.extents(start, stop))
         if self.origins is None or not found:
             return list(found)
         shards, starts, stops = np.array(list(found), dtype=np.int64).T
@@ -318,33 +343,39 @@ class Sampler:
     def _rows(self, step: int, places: range, count: int, world_size: int = 1) -> list[_Chosen]:
         """Return the rows at the same places of some steps, those of each stage together."""
         plan_steps = self.timeline.plan_steps(np.arange(step, step + count, dtype=np.uint64))
-        within, chosen, first = self.row_numbers(step, places, count=count, world_size=world_size), [], 0
+        every, chosen, at = self.row_numbers(step, places, count=count, world_size=world_size), [], 0
         for placed, stage_steps in self.timeline.by_stage(plan_steps):
-            rows = within if len(within) == 1 else within[first : first + stage_steps.size]
-            chosen.append(self._rows_in_stage(placed, stage_steps, rows))
-            first += stage_steps.size
+            within = every if len(every) == 1 else every[at : at + stage_steps.size]
+            at += stage_steps.size
+            first = (stage_steps - np.uint64(placed.from_step)) * np.uint64(placed.step_windows)
+            windows = within if placed.num_parts == 1 else within // np.uint64(placed.num_parts)
+            members, given = placed.mixture.place((first[:, None] + windows).reshape(-1))
+            source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
+            laid, positions = self.laid_of(placed.seq_len), given + placed.positions[source]
+            if laid.num_parts > 1:
+                parts = np.broadcast_to(within % np.uint64(laid.num_parts), (stage_steps.size, len(places)))
+                positions = laid.positions(positions, parts.reshape(-1))
+            rows, epochs = laid.rows_at(source, positions)
+            chosen.append(_Chosen(laid, source, rows, epochs, laid.exclusion_at(placed.number)))
         return chosen
 
     def _costs(self, step: int) -> Int64Array:
         """Return the costs of the rows of a step's global batch, see `Rows.costs`."""
-        size = self.timeline.stage_at(self.timeline.plan_step(step)).global_batch_size
+        size = self.timeline.stage_of(step).global_batch_size
         (chosen,) = self._rows(step, range(size), 1)
-        return self.rows.costs(chosen.sources, chosen.rows)
+        return chosen.laid.rows.costs(chosen.sources, chosen.rows)
 
-    def _rows_in_stage(self, placed: PlacedStage, plan_steps: PlanSteps, within: BatchRows) -> _Chosen:
-        first = (plan_steps - np.uint64(placed.from_step)) * np.uint64(placed.step_windows)
-        windows = within if placed.num_parts == 1 else within // np.uint64(placed.num_parts)
-        members, given = placed.mixture.place((first[:, None] + windows).reshape(-1))
-        source = int(placed.sources[members]) if isinstance(members, int) else placed.sources[members]
-        numbers, epochs = self.rows_at(source, given + placed.positions[source])
-        return _Chosen(source, numbers, epochs, self.exclusion_at(placed.number))
+    def _exclusions(
+        self, seq_len: int, rows: Rows, order: Order, known: Sequence[tuple[range, Exclusion]], since: int
+    ) -> list[tuple[range, Exclusion]]:
+        """Return what is excluded of the rows of a length, with the stages in which it is.
 
-    def _exclusions(self, parent: Sampler | None) -> list[tuple[range, Exclusion]]:
+        Args:
+            known: of the stages before `since`, which a plan that this one continues has.
+        """
         log, num_stages = self.plan.log, len(self.plan.stages)
-        found = [] if parent is None else [(its.start, exclusion) for its, exclusion in parent.exclusions]
-        # The parent's last stage is the first that need not be looked at.
-        since = 0 if parent is None else len(parent.plan.stages)
-        beside = self.order.beside if self.order.has_groups else None
+        found = [(its.start, exclusion) for its, exclusion in known]
+        beside = order.beside if order.has_groups else None
         numbers = {name: number for number, name in enumerate(self.plan.sources)}
         for first in sorted(number for number in tuple(log.exclude) if since <= number < num_stages):
             touching = []
@@ -358,20 +389,22 @@ class Sampler:
                         accepted=f"at most {most}",
                     )
                 if (own := self.own_ranges(source, ranges)).total:
-                    touching.append(self.rows.within(source, own, Budget()))
+                    touching.append(rows.within(source, own, Budget()))
             before = found[-1][1].units if found else Ranges()
             if touching and (units := before.union(Ranges(np.concatenate(touching)))):
-                found.append((first, self.rows.exclusion(units, beside)))
+                found.append((first, rows.exclusion(units, beside)))
         borders = pairwise([*(first for first, _ in found), num_stages])
         exclusions = [(range(*its), exclusion) for its, (_, exclusion) in zip(borders, found, strict=True)]
         for stages, exclusion in exclusions:
             emptied = np.flatnonzero(exclusion.num_left == 0)
-            used = log.units[max(stages.start, since) : stages.stop, emptied].any(axis=0)
+            its = np.arange(max(stages.start, since), stages.stop)
+            its = its[(log.seq_lens[its] == seq_len) | (not rows.own_lengths)]
+            used = log.units[np.ix_(its, emptied)].any(axis=0)
             for source in emptied[used].tolist():
                 name = self.plan.sources[source]
                 raise InvalidPlan(
                     f"exclude leaves none of the {int(exclusion.num_excluded[source])} "
-                    f"{self.rows.unit}s of {name!r}; leave the source out of the mixture instead",
+                    f"{rows.unit}s of {name!r}; leave the source out of the mixture instead",
                     parameter=f"stages[].exclude.{name}",
                 )
         return exclusions

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
-from typing import Final
+from typing import ClassVar, Final
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.plan.amounts import numbers_by_corpus, schema_of_numbers
 from corpus_server.plan.declared import Declared, Kind, declared, integer, ranges
 from corpus_server.plan.mixture import BLOCK_ROWS, quantise
 from corpus_server.plan.ranges import Ranges
@@ -15,19 +15,12 @@ MAX_SEQ_LEN: Final = 2**20
 MAX_GLOBAL_BATCH_SIZE: Final = 2**20
 MAX_STEP: Final = 2**40
 """With MAX_GLOBAL_BATCH_SIZE it keeps every position below 2^61, inside uint64 arithmetic."""
-MAX_SOURCES: Final = 1024
 
 
 def _mixture(what: str, value: object) -> dict[str, float]:
-    if not isinstance(value, Mapping) or not 1 <= len(value) <= MAX_SOURCES:
-        accepted = f'an object of 1 to {MAX_SOURCES} corpus names and weights, like {{"web": 0.7}}'
-        raise InvalidPlan.expected(what, accepted, value)
-    for name, weight in value.items():
-        if not isinstance(weight, int | float) or weight is True or not 0 < weight < inf:
-            remedy = "leave a source out instead of giving it 0"
-            raise InvalidPlan.expected(f"{what}.{name}", "a positive number", weight, remedy=remedy)
+    weights = numbers_by_corpus(what, value)
     # Multiples of 1/65536 are exact floats, so quantising them again changes nothing.
-    return {name: share / BLOCK_ROWS for name, share in quantise(value).items()}
+    return {name: share / BLOCK_ROWS for name, share in quantise(weights).items()}
 
 
 def _exclude(what: str, value: object) -> dict[str, Ranges]:
@@ -39,16 +32,8 @@ def _exclude(what: str, value: object) -> dict[str, Ranges]:
 
 
 _RANGES: Final = ranges()
-_MIXTURE: Final = Kind(
-    {
-        "type": "object",
-        "minProperties": 1,
-        "maxProperties": MAX_SOURCES,
-        "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
-    },
-    _mixture,
-)
-_EXCLUDE: Final = Kind({"type": "object", "additionalProperties": _RANGES.schema}, _exclude)
+MIXTURE: Final = Kind(schema_of_numbers(), _mixture)
+EXCLUDE: Final = Kind({"type": "object", "additionalProperties": _RANGES.schema}, _exclude)
 
 
 class Stage(Declared):
@@ -59,12 +44,19 @@ class Stage(Declared):
     """
 
     prefix = "stages[]."
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("version", "seed", "order", "rows", "stride", "skip_steps", "fingerprints", "tokenizers"),
+            "it belongs beside `stages`",
+        ),
+        "corpus": "`mixture` says it",
+    }
 
     from_step: int = declared(
         integer(0, MAX_STEP), "Plan step; 0 in the first stage, then rising.", default=0
     )
     global_batch_size: int = declared(integer(1, MAX_GLOBAL_BATCH_SIZE), "Rows of a step over all ranks.")
-    mixture: Mapping[str, float] = declared(_MIXTURE, "Weight by corpus name.")
+    mixture: Mapping[str, float] = declared(MIXTURE, "Weight by corpus name, or by group.")
     seq_len: int | None = declared(
         integer(1, MAX_SEQ_LEN),
         "A divisor of the plan's, which holds where this is left out or null. global_batch_size is a "
@@ -73,7 +65,7 @@ class Stage(Declared):
         default=None,
     )
     exclude: Mapping[str, Ranges] = declared(
-        _EXCLUDE, "Half-open token ranges by corpus name.", omit=True, default_factory=dict
+        EXCLUDE, "Half-open token ranges by corpus name.", omit=True, default_factory=dict
     )
 
     @property

@@ -14,17 +14,18 @@ two logs: the second one copies what both have.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.pieces import Int64Array
 from corpus_server.plan.mixture import BLOCK_ROWS
-from corpus_server.plan.numbers import Int64Array
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.stage import Stage
 
+S = TypeVar("S")
 T = TypeVar("T", bound=np.generic)
 
 _MORE: Final = 1.5
@@ -215,23 +216,19 @@ def _larger(array: NDArray[T], shape: tuple[int, ...], used: int) -> NDArray[T]:
     return larger
 
 
-class LoggedStages(Sequence[Stage]):
-    """The first stages of a log; each is made when it is asked for."""
+class Made(Sequence[S]):
+    """A sequence whose items are made when they are asked for."""
 
-    def __init__(self, log: StageLog, num_stages: int) -> None:
-        self._log, self._num_stages = log, num_stages
+    def __init__(self, size: int, make: Callable[[int], S]) -> None:
+        self._size, self._make = size, make
 
     def __len__(self) -> int:
-        return self._num_stages
+        return self._size
 
     @overload
-    def __getitem__(self, number: int) -> Stage: ...
+    def __getitem__(self, number: int) -> S: ...
     @overload
-    def __getitem__(self, number: slice) -> Sequence[Stage]: ...
-    def __getitem__(self, number: int | slice) -> Stage | Sequence[Stage]:
-        if isinstance(number, slice):
-            return [self._log.stage(each) for each in range(*number.indices(self._num_stages))]
-        return self._log.stage(range(self._num_stages)[number])
-
-    def __iter__(self) -> Iterator[Stage]:
-        return map(self._log.stage, range(self._num_stages))
+    def __getitem__(self, number: slice) -> Sequence[S]: ...
+    def __getitem__(self, number: int | slice) -> S | Sequence[S]:
+        its = range(self._size)[number]
+        return self._make(its) if isinstance(its, int) else list(map(self._make, its))

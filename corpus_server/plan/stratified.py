@@ -27,8 +27,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.pieces import UInt64Array
 from corpus_server.plan.mixture import BLOCK_ROWS, CACHED_TABLES, Mixture
-from corpus_server.plan.numbers import SourceRows, StageRows, UInt64Array
+from corpus_server.plan.numbers import SourceRows, StageRows
 from corpus_server.plan.permutation import hashed_number
 
 IndexArray = NDArray[np.intp]

@@ -1,6 +1,6 @@
-"""The samples of one source in the order of Megatron-Core's GPTDataset (gpt_dataset.py, 0.16).
+"""The samples of one source, as Megatron-Core's GPTDataset and GPT-NeoX's GPT2Dataset order them.
 
-Megatron repeats the documents of a source until they hold enough tokens, shuffles them, and lays them end to
+Both repeat the documents of a source until they hold enough tokens, shuffle them, and lay them end to
 end: the source's *stream*. Sample k is the tokens `[k * seq_len, (k + 1) * seq_len]` of the stream, both
 included, so it joins the end of one document with the next ones. Then the samples are shuffled:
 
@@ -11,7 +11,8 @@ included, so it joins the end of one document with the next ones. Then the sampl
     shuffled         1, 0: the first row is the stream's tokens [4, 9): four of A and one of C
 
 Where several epochs are needed, all documents of all epochs are shuffled together, and so are all samples.
-But if less than four fifths of the last epoch are needed, it is shuffled by itself and comes last.
+But in Megatron-Core, if less than four fifths of the last epoch are needed, it is shuffled by itself and
+comes last.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.numbers import Int64Array
+from corpus_server.pieces import Int64Array
 
 Samples = NDArray[np.uint32]
 
@@ -62,22 +63,22 @@ class Extent(NamedTuple):
     epoch_samples: int
 
 
-def extent(num_tokens: int, num_samples: int, seq_len: int) -> Extent:
+def extent(num_tokens: int, num_samples: int, seq_len: int, *, is_last_apart: bool) -> Extent:
     """Return how many epochs of so many tokens give at least `num_samples`."""
     epochs = max(1, -(-(num_samples * seq_len + 1) // num_tokens))
     of_one, before_last, total = ((n * num_tokens - 1) // seq_len for n in (1, epochs - 1, epochs))
-    is_apart = epochs > 1 and num_samples - before_last < int(_LAST_EPOCH_SHARE * of_one)
+    is_apart = is_last_apart and epochs > 1 and num_samples - before_last < int(_LAST_EPOCH_SHARE * of_one)
     return Extent(epochs, total, before_last if is_apart else None, of_one)
 
 
-def draw(sequences: Sequences, num_samples: int, seq_len: int, seed: int) -> Drawn:
-    """Shuffle the documents of a source and its samples, as Megatron does for `num_samples`."""
-    needed = extent(int(sequences.lengths.sum()), num_samples, seq_len)
+def draw(sequences: Sequences, num_samples: int, seq_len: int, seed: int, *, is_last_apart: bool) -> Drawn:
+    """Shuffle the documents of a source and its samples, as for `num_samples`."""
+    needed = extent(int(sequences.lengths.sum()), num_samples, seq_len, is_last_apart=is_last_apart)
     state = np.random.RandomState(seed)
     is_apart = needed.whole_samples is not None
     shuffled = []
     for epochs in (needed.epochs - 1, 1) if is_apart else (needed.epochs,):
-        # The type that Megatron has: what is drawn must not depend on it, but it takes half the memory.
+        # The type that both have: what is drawn must not depend on it, but it takes half the memory.
         documents = np.tile(np.arange(sequences.lengths.size, dtype=np.int32), epochs)
         state.shuffle(documents)
         shuffled.append(documents)
@@ -88,18 +89,6 @@ def draw(sequences: Sequences, num_samples: int, seq_len: int, seed: int) -> Dra
     for start, stop in pairwise(borders):
         state.shuffle(samples[start:stop])
     return Drawn(sequences.starts[order], sequences.lengths[order], samples, needed.epoch_samples)
-
-
-def part_of(sequences: Sequences, split: Sequence[float], part: int) -> Sequences:
-    """Return the documents of one part of a split, rounded as Megatron rounds."""
-    shares = np.zeros(3)
-    shares[: len(split)] = split
-    ends = [0.0]
-    for share in (shares / shares.sum()).tolist():
-        ends.append(ends[-1] + share)
-    size = float(sequences.lengths.size)
-    begin, end = round(ends[part] * size), round(ends[part + 1] * size)
-    return Sequences(sequences.starts[begin:end], sequences.lengths[begin:end])
 
 
 class Streams(NamedTuple):

@@ -1,6 +1,6 @@
 """Tables, from which rows or an order follow that numbers alone do not decide.
 
-The documents' lengths decide a table. `read/tables.py` digests them, builds the table and keeps it.
+The lengths of documents or shards decide a table. `read/tables.py` builds it and keeps it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from corpus_server.pieces import Int64Array
 from corpus_server.plan.streams import Sequences
 
 Table = tuple[NDArray[Any], ...]
@@ -39,16 +40,28 @@ class Lengths(Protocol):
     """The documents of an open corpus.
 
     Attributes:
-        digest: of their places and lengths.
         content: digest of the corpus's tokens and its end-of-text id.
+        eot_first: whether documents begin with end-of-text, and not end with it.
         shard_ends: tokens of the corpus up to the end of each shard.
         num_tokens: of the corpus.
     """
 
-    digest: str
     content: str
+    eot_first: bool
     shard_ends: Sequence[int]
     num_tokens: int
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of their places and lengths."""
+
+    @property
+    def digest_with_ends(self) -> str:
+        """Return the digest of these, and of where they have end-of-text, unless all end with it."""
+
+    @property
+    def open_documents(self) -> Int64Array:
+        """Return the numbers of those that lack end-of-text, at the edges of shards; ascending."""
 
     @property
     def num_documents(self) -> int:

@@ -21,17 +21,21 @@ A step holds whole windows, so a stage may end at any step and no token is lost 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, overload
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.errors import InvalidParameter
+from corpus_server.pieces import UInt64Array
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.document import MAX_STAGES, Plan
 from corpus_server.plan.mixture import Mixture, grouped
-from corpus_server.plan.numbers import BatchRows, PlanSteps, Positions, Steps, UInt64Array
+from corpus_server.plan.numbers import BatchRows, PlanSteps, Positions
 from corpus_server.plan.permutation import stream_key
+from corpus_server.plan.stage import MAX_STEP
+from corpus_server.plan.stage_log import Made
 from corpus_server.plan.stratified import MIXTURES
 
 _KEPT: Final = 64
@@ -75,40 +79,40 @@ class PlacedStage(NamedTuple):
         return given
 
 
-class PlacedStages(Sequence[PlacedStage]):
-    """The stages of a plan; each is placed when it is asked for."""
+class Timeline:
+    """The stages of a plan, bound or not, one after another.
 
-    def __init__(self, plan: Plan, blend: Blend | None) -> None:
-        self._log, self._num_stages, self._blend = plan.log, len(plan.stages), blend
+    Args:
+        blend: chooses the sources of the whole run, instead of the mixtures.
+        num_rows: of the whole run, if it has an end.
+
+    Attributes:
+        skips: plan steps that training never sees.
+        num_steps: training steps of a plan that has an end; a last step that is not full is none.
+    """
+
+    def __init__(self, plan: Plan, blend: Blend | None = None, num_rows: int | None = None) -> None:
         assert plan.version is not None  # set by Plan itself
+        self.skips = plan.skip_steps
+        self._log, self._num_stages, self._blend = plan.log, len(plan.stages), blend
         self._seq_len, self._seed, self._mixture = plan.seq_len, plan.seed, MIXTURES[plan.version]
         self._numbers = {name: number for number, name in enumerate(plan.sources)}
         self._kept: dict[int, PlacedStage] = {}
         for number in range(self._log.num_placed, self._num_stages):
             if number:
-                before, begin = self[number - 1], self._log.from_steps[number]
+                before, begin = self._stage(number - 1), self._log.from_steps[number]
                 self._log.place(number, *before.given_at(np.array([begin], dtype=np.uint64)))
             else:
                 self._log.place(0, np.zeros(len(self._numbers), dtype=np.uint64))
+        self.num_steps = None if num_rows is None else self._whole_steps(num_rows)
 
-    def __len__(self) -> int:
-        return self._num_stages
-
-    @overload
-    def __getitem__(self, number: int) -> PlacedStage: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[PlacedStage]: ...
-    def __getitem__(self, number: int | slice) -> PlacedStage | Sequence[PlacedStage]:
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(self._num_stages))]
+    def _stage(self, number: int) -> PlacedStage:
+        """Return a stage, which is kept for a while."""
         if (found := self._kept.get(number)) is None:
             if len(self._kept) >= (MAX_STAGES if self._num_stages <= MAX_STAGES else _KEPT):
                 self._kept.clear()
-            found = self._kept[number] = self._placed(range(self._num_stages)[number])
+            found = self._kept[number] = self._placed(number)
         return found
-
-    def __iter__(self) -> Iterator[PlacedStage]:
-        return (self[number] for number in range(self._num_stages))
 
     def _placed(self, number: int) -> PlacedStage:
         log, num_sources = self._log, len(self._numbers)
@@ -126,31 +130,19 @@ class PlacedStages(Sequence[PlacedStage]):
             number, *shape, mixture, sources, positions, rows, seq_len, self._seq_len // seq_len
         )
 
-
-class Timeline:
-    """The stages of a plan, bound or not, one after another.
-
-    Args:
-        blend: chooses the sources of the whole run, instead of the mixtures.
-
-    Attributes:
-        stages: with the positions of the sources; one that is not used is not made.
-        skips: plan steps that training never sees.
-        num_steps: training steps of a plan that has an end; a last step that is not full is none.
-    """
-
-    def __init__(self, plan: Plan, blend: Blend | None = None) -> None:
-        self.skips = plan.skip_steps
-        self.stages = PlacedStages(plan, blend)
-        self._log, self._num_stages = plan.log, len(plan.stages)
-        self.num_steps = None if blend is None else self._whole_steps(blend)
-
-    def _whole_steps(self, blend: Blend) -> int:
+    def _whole_steps(self, num_rows: int) -> int:
         """Return how many whole training steps the rows of a run make."""
+        if not num_rows:
+            return 0
         stages = ((placed, int(placed.rows.sum())) for placed in reversed(self.stages))
-        placed, before = next(each for each in stages if each[1] < blend.num_rows)
-        end = placed.from_step + (blend.num_rows - before) // placed.global_batch_size
+        placed, before = next(each for each in stages if each[1] < num_rows)
+        end = placed.from_step + (num_rows - before) // placed.global_batch_size
         return self.skips.outside_before(end)
+
+    @property
+    def stages(self) -> Sequence[PlacedStage]:
+        """The stages, with the positions of the sources; one that is not used is not made."""
+        return Made(self._num_stages, self._stage)
 
     @property
     def from_steps(self) -> NDArray[np.int64]:
@@ -171,7 +163,7 @@ class Timeline:
         """Return whether each stage uses a source, `(stages,)`."""
         return self._log.units[: self._num_stages, source] > 0
 
-    def plan_steps(self, steps: Steps) -> PlanSteps:
+    def plan_steps(self, steps: UInt64Array) -> PlanSteps:
         """Return the plan steps of training steps."""
         return self.skips.nth_outside(steps) if self.skips.total else steps
 
@@ -189,15 +181,80 @@ class Timeline:
         """Return ascending plan steps, those of each stage together."""
         if not plan_steps.size:
             return []
-        first, last = (self.number_at(int(end)) for end in (plan_steps[0], plan_steps[-1]))
-        if first == last:
-            return [(self.stages[first], plan_steps)]
+        first, last = self.stage_at(int(plan_steps[0])), self.stage_at(int(plan_steps[-1]))
+        if first.number == last.number:
+            return [(first, plan_steps)]
         numbers = self.from_steps.searchsorted(plan_steps.astype(np.int64), side="right") - 1
-        return [(self.stages[number], plan_steps[here]) for number, here in grouped(numbers)]
+        return [(self._stage(number), plan_steps[here]) for number, here in grouped(numbers)]
 
     def stage_at(self, plan_step: int) -> PlacedStage:
         """Return the stage of a plan step."""
-        return self.stages[self.number_at(plan_step)]
+        return self._stage(bisect_right(self._log.from_steps, plan_step, hi=self._num_stages) - 1)
+
+    def stage_of(self, step: int) -> PlacedStage:
+        """Return the stage of a training step."""
+        return self.stage_at(self.plan_step(step))
+
+    def check_part(self, step: int, *, count: int = 1, rank: int = 0, world_size: int = 1) -> int:
+        """Check that a rank slice of consecutive training steps exists, and return its rows per step.
+
+        Raises:
+            InvalidParameter: a value is outside its range, or the steps have batches of several shapes.
+        """
+        if self.num_steps is not None and step + count > self.num_steps:
+            most = self.num_steps - count
+            raise InvalidParameter(
+                f"the plan's order ends after {self.num_steps} steps, and step {step} with count {count} "
+                f"ends beyond; give the loader num_steps={self.num_steps}, or the plan's order a longer run",
+                parameter="step",
+                received=step,
+                accepted=f"at most {most}" if most >= 0 else "none with this count",
+            )
+        if not 0 <= step <= MAX_STEP - count + 1:
+            raise InvalidParameter.expected("step", f"in [0, {MAX_STEP - count + 1}]", step)
+        placed = self.stage_of(step)
+        if count > 1 and self._num_stages > 1:
+            self._check_one_shape(step, count, placed)
+        batch_size = placed.global_batch_size
+        rows, rest = divmod(batch_size, world_size)
+        if rest:
+            numbers = np.arange(1, batch_size + 1)
+            divisors = numbers[batch_size % numbers == 0].tolist()
+            raise InvalidParameter(
+                f"world_size must divide global_batch_size {batch_size}, got {world_size}",
+                parameter="world_size",
+                received=world_size,
+                accepted="one of " + ", ".join(map(str, divisors)),
+            )
+        if not 0 <= rank < world_size:
+            raise InvalidParameter.expected("rank", f"in [0, {world_size})", rank)
+        return rows
+
+    def _check_one_shape(self, step: int, count: int, placed: PlacedStage) -> None:
+        """Refuse steps with batches of several shapes, because a response is one array."""
+        last = self.plan_step(step + count - 1)
+        stop = int(self.from_steps.searchsorted(last, side="right"))
+        its = slice(placed.number, stop)
+        if (self.sizes[its] == placed.global_batch_size).all() and (
+            self.seq_lens[its] == placed.seq_len
+        ).all():
+            return
+        for later in self.stages[placed.number + 1 : stop]:
+            if self.first_training_step(later.number) is None:
+                continue
+            until = self.skips.outside_before(later.from_step)
+            for name, before, after in (
+                ("global_batch_size", placed.global_batch_size, later.global_batch_size),
+                ("seq_len", placed.seq_len, later.seq_len),
+            ):
+                if before != after:
+                    raise InvalidParameter(
+                        f"steps {step} to {step + count - 1} differ in {name}: it changes from {before} "
+                        f"at step {until}; ask for at most {until - step} steps from {step}",
+                        parameter="count",
+                        received=count,
+                        accepted=f"at most {until - step}",
+                    )
 
     def given_before(self, plan_step: int) -> UInt64Array:
         """Return the positions of all sources at a plan step, and their rows before it: `(2, sources)`."""
@@ -217,7 +274,7 @@ class Timeline:
         numbers = self.stage_numbers(source, positions)
         blocks = np.zeros(positions.shape, dtype=np.uint64)
         for number, here in grouped(numbers):
-            placed = self.stages[number]
+            placed = self._stage(number)
             if (member := placed.member(source)) is not None:
                 blocks[here] = placed.mixture.block_of(member, positions[here] - placed.positions[source])
         changes = (np.diff(numbers, prepend=numbers[:1]) != 0) | (np.diff(blocks, prepend=blocks[:1]) != 0)
@@ -234,7 +291,7 @@ class Timeline:
         rows = np.zeros(positions.shape, dtype=np.uint64)
         given = np.zeros(positions.shape, dtype=bool)
         for number, here in grouped(self.stage_numbers(source, positions)):
-            placed = self.stages[number]
+            placed = self._stage(number)
             if (member := placed.member(source)) is not None:
                 at = placed.mixture.find(member, positions[here] - placed.positions[source])
                 steps, windows = np.divmod(at, np.uint64(placed.step_windows))
@@ -242,7 +299,3 @@ class Timeline:
                 plan_steps[here] = steps + np.uint64(placed.from_step)
                 given[here] = True
         return plan_steps, rows, given
-
-    def number_at(self, plan_step: int) -> int:
-        """Return the number of the stage of a plan step."""
-        return bisect_right(self._log.from_steps, plan_step, hi=self._num_stages) - 1

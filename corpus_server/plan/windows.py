@@ -16,8 +16,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from corpus_server.pieces import Pieces
-from corpus_server.plan.numbers import Int64Array, UInt64Array, UnitNumbers
+from corpus_server.pieces import Int64Array, Pieces, UInt64Array
+from corpus_server.plan.numbers import UnitNumbers
 
 
 class Windows:

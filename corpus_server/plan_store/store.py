@@ -27,6 +27,10 @@ MAX_RUNS = 32
 """Names of runs that are kept of a plan, those seen last."""
 
 ID_DIGITS: Final = 64
+PLAN_ID_PATTERN: Final = "^[0-9a-f]{8,64}$"
+"""An id of a plan, or how it begins."""
+PLAN_ID_FORM: Final = "the 64 digits (0-9, a-f) of a plan's id, or the first 8 of them or more"
+"""The same for people."""
 """Of an id of a plan."""
 
 _BEGINNING = '{"fingerprints":'
@@ -210,8 +214,8 @@ def find_by_prefix(prefix: str, ids: Iterable[str], *, parameter: str = "id") ->
         UnknownPlan: there is none.
         InvalidParameter: there are several, or `prefix` is no part of an id.
     """
-    if not re.fullmatch(r"[0-9a-f]{1,64}", prefix):
-        raise InvalidParameter.expected("id", "up to 64 of the digits 0-9 and a-f", prefix)
+    if not re.fullmatch(PLAN_ID_PATTERN, prefix):
+        raise InvalidParameter.expected("id", PLAN_ID_FORM, prefix)
     matching = sorted(plan_id for plan_id in ids if plan_id.startswith(prefix))
     if not matching:
         raise UnknownPlan(

@@ -21,6 +21,7 @@ from typing import NoReturn, TypeVar
 from corpus_server.errors import CorpusServerError, ReadFailed
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Link, parse_document
+from corpus_server.plan.draft import Draft
 from corpus_server.work import Budget
 
 T = TypeVar("T")
@@ -37,8 +38,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 def parse_apart(
     document: bytes | bytearray | str, fingerprints: Mapping[str, str], budget: Budget
-) -> Plan | Link:
-    """Return the plan of a document or what continues one, as `parse_document` does.
+) -> Plan | Link | Draft:
+    """Return the plan of a document, its draft, or what continues one, as `parse_document` does.
 
     Args:
         fingerprints: by corpus; the plan is bound to those of its corpora that it does not name itself.
@@ -189,10 +190,10 @@ def main() -> None:
     pickle.dump(result, sys.stdout.buffer)
 
 
-def _parse(document: bytes | str, fingerprints: Mapping[str, str]) -> Plan | Link:
+def _parse(document: bytes | str, fingerprints: Mapping[str, str]) -> Plan | Link | Draft:
     """Return the plan with its fingerprints and its id, if all its corpora are known."""
     plan = parse_document(document)
-    if isinstance(plan, Link):
+    if not isinstance(plan, Plan):
         return plan
     found = {name: plan.fingerprints.get(name, fingerprints.get(name)) for name in plan.sources}
     known = {name: each for name, each in found.items() if each is not None}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NotRequired, Protocol
+from typing import Any, Literal, NotRequired, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from typing_extensions import TypedDict
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.shards import Shard, ShardDescription, contents
+from corpus_server.corpus.formats.masks import sent_as
+from corpus_server.corpus.shards import Shard, ShardDescription
 from corpus_server.described import described_keys
 from corpus_server.errors import InvalidPlan
-from corpus_server.pieces import Pieces
+from corpus_server.pieces import NO_SHARD, Pieces
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.document import MAX_STAGES
 from corpus_server.plan.exclusion import Exclusion
+from corpus_server.plan.laid import Laid
 from corpus_server.plan.origins import Origins
 from corpus_server.plan.stage_log import StageLog
 from corpus_server.plan.tables import Table
@@ -30,7 +32,7 @@ from corpus_server.plan.windows import Windows
 from corpus_server.read.gather import Gatherer
 from corpus_server.read.masks import MaskGatherer
 from corpus_server.read.vocabularies import tokenizer_warnings
-from corpus_server.stores import is_staged
+from corpus_server.stores import Blocks, Extents
 
 _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 9_000, 1_500, 128
 """Memory of the Python objects of a plan, of each of its stages that is kept as one, and of a shard in a
@@ -38,6 +40,18 @@ _PLAN_BYTES, _STAGE_BYTES, _SHARD_BYTES = 9_000, 1_500, 128
 
 _DESCRIBED_STAGES = MAX_STAGES
 """The last stages, which a description has; a plan that continues others may have 100,000."""
+
+
+@described_keys
+class LengthDescription(TypedDict):
+    """Rows of one source that are packed for the `seq_len` of a stage, where it is not the plan's."""
+
+    seq_len: int
+    num_windows: int
+    """Rows of an epoch."""
+    num_pieces: int
+    fill: float
+    left_out: NotRequired[float]
 
 
 @described_keys
@@ -53,6 +67,8 @@ class SourceDescription(TypedDict):
     fingerprint: str
     eot: int | None
     """Id of the end-of-text token, if it is known."""
+    eot_first: bool
+    """Whether documents begin with it; else they end with it."""
     tokenizer_identity: str | None
     """The same for corpora of one tokenizer; null if it is not known."""
     vocab_size: int | None
@@ -65,6 +81,13 @@ class SourceDescription(TypedDict):
     """Pieces of documents in the rows of an epoch; of rows documents only."""
     fill: NotRequired[float]
     """Used tokens of those rows to all; of rows documents only."""
+    kept: NotRequired[float]
+    """Share of the windows, with rows documents pieces, that a member of a family keeps, of a sample; others
+    have substitutes. Of members of families only."""
+    left_out: NotRequired[float]
+    """Share of the predictions that are in no row; of rows documents that begin with a document only."""
+    lengths: NotRequired[list[LengthDescription]]
+    """The same of rows of other lengths; missing where no stage has a `seq_len` of its own."""
 
 
 @described_keys
@@ -104,8 +127,11 @@ class BoundDescription(TypedDict):
     warnings: list[str]
     """What its author should know: tokenizers that could not be compared."""
     num_steps: int | None
-    """Training steps; null if the plan has no end."""
+    """Training steps; null if the plan has no end, and its posted stages say none."""
     dtype: str
+    """Of the tokens in responses."""
+    loss_mask_dtype: Literal["uint8", "float16"]
+    """Of `loss_mask` in responses: `float16` if a loss mask of a source holds weights."""
     fills_ends: bool
     """Whether rows may end with end-of-text tokens that belong to no document."""
     indices: Literal["windows", "pieces"]
@@ -149,10 +175,11 @@ class ShardList:
     Attributes:
         corpora: by their names in plans.
         shards: (corpus name, shard).
-        staged: files of each shard that lie in an object store: its own, then its loss mask if it has one.
-        is_staged: whether there is such a shard.
+        staged: the extents of the shards that lie in object stores, then those of their loss masks.
+        is_staged: whether there is one.
         gatherer: over these shards.
         dtype: the widest of the corpora.
+        mask_dtype: of loss masks, the widest of the corpora: bool or float16.
         source_of_shard: `(shards,) uint16`, each shard's corpus by number; a plan has at most 2^15 sources.
         origins: of the sources, if some are views.
         contents: of each source, the fingerprint of the corpus that holds its tokens.
@@ -166,11 +193,12 @@ class ShardList:
         ]
         numbers = np.arange(len(self.corpora), dtype=np.uint16)
         self.source_of_shard = numbers.repeat([len(corpus.shards) for corpus in self.corpora.values()])
-        files = [[each.file for each in contents([shard])] for _, shard in self.shards]
-        self.staged = tuple([file for file in its if is_staged(file)] for its in files)
-        self.is_staged = any(self.staged)
         self.gatherer = Gatherer([shard for _, shard in self.shards], reads_ahead=reads_ahead)
+        masks = Extents([shard.mask for _, shard in self.shards])
+        self.staged = (self.gatherer.extents, masks)
+        self.is_staged = any(self.staged)
         self.dtype: np.dtype[np.integer] = np.result_type(*(c.dtype for c in self.corpora.values()))
+        self.mask_dtype: np.dtype[Any] = np.result_type(*(c.mask_dtype for c in self.corpora.values()))
         self.origins = Origins.of(self.corpora)
         self.contents = tuple(each.base.fingerprints["sampled"] for each in self.corpora.values())
         self.num_bytes = _SHARD_BYTES * len(self.shards)
@@ -179,8 +207,8 @@ class ShardList:
 
     @cached_property
     def eots(self) -> NDArray[np.int64]:
-        """`(shards,)`, the end-of-text token of each shard's corpus, 0 if it is not known."""
-        return np.array([self.corpora[name].eot or 0 for name, _ in self.shards], dtype=np.int64)
+        """`(shards,)`, the end-of-text token of each shard's corpus; of plans that `check_eots` accepts."""
+        return np.array([self.corpora[name].eot for name, _ in self.shards], dtype=np.int64)
 
     @cached_property
     def masks(self) -> MaskGatherer:
@@ -202,6 +230,7 @@ class BoundPlan:
     Args:
         opened: the shards of the plan's sources, in their order.
         tables: of a plan whose rows follow from some.
+        values: of each source, the table of what its documents have in the column of a family.
         parent: of a plan that this one continues.
 
     Raises:
@@ -215,23 +244,28 @@ class BoundPlan:
         gatherer: rows to tokens; its shard numbers are the sampler's.
         has_masks: whether a shard of a source has a loss mask.
         token_bytes: read for each token, with its mask.
-        corpora, shards, staged, is_staged, dtype, source_of_shard: see `ShardList`.
+        corpora, shards, staged, is_staged, dtype, mask_dtype, source_of_shard: see `ShardList`.
         num_bytes: memory that the plan takes, approximately, without what it shares.
         shared: what other plans may share, each with its `num_bytes`.
     """
 
     def __init__(
-        self, plan: Plan, opened: ShardList, tables: Sequence[InUse] = (), parent: BoundPlan | None = None
+        self,
+        plan: Plan,
+        opened: ShardList,
+        tables: Sequence[InUse] = (),
+        values: Sequence[InUse] = (),
+        parent: BoundPlan | None = None,
     ) -> None:
         assert plan.stride is not None  # set by Plan itself
         self.plan, self.root_id = plan, plan.root.id
         self.key = object()
         self.corpora, self.shards, self.staged = opened.corpora, opened.shards, opened.staged
         self.is_staged, self.gatherer, self.dtype = opened.is_staged, opened.gatherer, opened.dtype
-        self.source_of_shard = opened.source_of_shard
+        self.source_of_shard, self.mask_dtype = opened.source_of_shard, opened.mask_dtype
         self.has_masks = any(corpus.num_masks for corpus in opened.corpora.values())
-        self.token_bytes = self.dtype.itemsize + self.has_masks
-        self._opened, self._tables = opened, tables
+        self.token_bytes = self.dtype.itemsize + (self.mask_dtype.itemsize if self.has_masks else 0)
+        self._opened, self._tables = opened, (*tables, *values)
         self._looked_at, self._is_changed = -math.inf, False
         windows = opened.windows(plan.seq_len, plan.stride)
         self.sampler: Sampler = Sampler(
@@ -241,25 +275,40 @@ class BoundPlan:
             origins=opened.origins,
             contents=opened.contents,
             parent=None if parent is None or parent._opened is not opened else parent.sampler,
+            corpora=list(opened.corpora.values()),
+            values=[hashes for each in values for hashes in each.table],
         )
         self._sources: dict[int, Source] = {}
         if self.is_staged and self.sampler.rows.shard_row is None:
             raise InvalidPlan(
                 f"order {plan.order.name} reads pieces of shards anywhere for each row, and corpora in an "
-                "object store are fetched shard by shard; serve a local copy, or use a bounded shuffle",
+                "object store are fetched by large extents; serve a local copy, or use a bounded shuffle",
                 parameter="order",
             )
+        if self.is_staged and self.sampler.is_window and (num_windows := plan.order.block_rows):
+            blocks = self._blocks(num_windows)
+            tokens, masks = opened.staged
+            self.staged = tokens.cut(blocks), masks.cut(blocks)
         # Kept, because a cache of plans asks for it at each insertion and removal.
         num_stages = len(plan.stages) if plan.root is plan else 0
         self.num_bytes = _PLAN_BYTES + _STAGE_BYTES * num_stages + self.sampler.num_bytes
-        exclusions = (exclusion for _, exclusion in self.sampler.exclusions)
+        exclusions = (exclusion for laid in self.sampler.laid for _, exclusion in laid.exclusions)
         self.shared: tuple[ShardList | Windows | StageLog | Exclusion | InUse, ...] = (
             opened,
             windows,
             plan.log,
             *exclusions,
-            *tables,
+            *self._tables,
         )
+
+    def _blocks(self, num_windows: int) -> Blocks:
+        """Return where the blocks of its order lie, of so many windows."""
+        rows = self.sampler.rows
+        assert rows.shard_row is not None  # of windows
+        shard_row = rows.shard_row.astype(np.int64)
+        first = shard_row[:-1] - rows.first_row.astype(np.int64)[self.source_of_shard]
+        assert self.plan.stride is not None
+        return Blocks(num_windows, self.plan.stride, self.plan.seq_len + 1, first, np.diff(shard_row))
 
     def has_changed_tables(self, *, since_seconds: float = 0.0) -> bool:
         """Tell whether a table that its rows follow from was written since it was mapped.
@@ -274,14 +323,19 @@ class BoundPlan:
 
     def source_of(self, step: int) -> Source:
         """Return whose tokens a training step holds."""
-        timeline = self.sampler.timeline
-        number = timeline.stage_at(timeline.plan_step(step)).number
+        number = self.sampler.timeline.stage_of(step).number
         if (found := self._sources.get(number)) is None:
             if len(self._sources) >= MAX_STAGES:
                 self._sources.clear()
             shares = self.plan.stages[number].mixture
             found = self._sources[number] = Source.of(self.root_id, shares)
         return found
+
+    def in_corpus(self, shard: int, start: int) -> tuple[Corpus, int]:
+        """Return the corpus that a shard belongs to, and the corpus-wide number of a token of it."""
+        first = int(self.source_of_shard.searchsorted(self.source_of_shard[shard]))
+        corpus = self.corpora[self.shards[shard][0]].base
+        return corpus, corpus.starts[shard - first] + start
 
     @property
     def masks(self) -> MaskGatherer:
@@ -302,9 +356,10 @@ class BoundPlan:
         found = self.sampler.pieces(step, places, count=count, world_size=world_size)
         if not self.plan.rows.fills_ends:
             return found
-        found = found.without_empty()
         eots = self._opened.eots[found.places[found.borders[:-1], 0]]
-        return found.ended(self.sampler.seq_len(step) + 1, eots)
+        fillers = np.flatnonzero(found.places[:, 0] == NO_SHARD)
+        found.places[fillers, 1] = eots[found.borders.searchsorted(fillers, side="right") - 1]
+        return found.without_empty().ended(self.sampler.seq_len(step) + 1, eots)
 
     def describe(self, parent: BoundPlan | None = None) -> BoundDescription:
         """Describe the plan over these corpora: sources, stages, shard list.
@@ -323,6 +378,7 @@ class BoundPlan:
             "warnings": tokenizer_warnings(self.plan, self.corpora),
             "num_steps": self.sampler.num_steps,
             "dtype": self.dtype.name,
+            "loss_mask_dtype": sent_as(self.mask_dtype),
             "fills_ends": self.plan.rows.fills_ends,
             "indices": "windows" if self.sampler.is_window else "pieces",
             "shards": [{"corpus": name, **shard.describe()} for name, shard in shards],
@@ -337,6 +393,7 @@ class BoundPlan:
             "steps_per_epoch": self.sampler.steps_per_epoch(name),
             "fingerprint": self.plan.fingerprints[name],
             "eot": corpus.eot,
+            "eot_first": corpus.eot_first,
             "num_masks": corpus.num_masks,
             "tokenizer_identity": corpus.tokenizer_identity,
             "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
@@ -344,12 +401,19 @@ class BoundPlan:
         }
         if corpus.base is not corpus:
             described["view"] = True
+        if self.sampler.left_out is not None:
+            described["kept"] = self.sampler.left_out.kept[number]
         if rows:
             described["num_pieces"], described["fill"] = rows["num_pieces"], rows["fill"]
+            if "left_out" in rows:
+                described["left_out"] = rows["left_out"]
+        if len(self.sampler.laid) > 1:
+            described["lengths"] = [_length(laid, number) for laid in self.sampler.laid[1:]]
         return described
 
     def _stage(self, placed: PlacedStage) -> StageDescription:
-        sources, exclusion = self.plan.sources, self.sampler.exclusion_at(placed.number)
+        sources, laid = self.plan.sources, self.sampler.laid_of(placed.seq_len)
+        exclusion = laid.exclusion_at(placed.number)
         excluded = [] if exclusion is None else exclusion.num_excluded.tolist()
         return {
             "from_step": placed.from_step,
@@ -360,3 +424,16 @@ class BoundPlan:
             "positions": dict(zip(sources, placed.positions.tolist(), strict=True)),
             "excluded_windows": dict(zip(sources, excluded, strict=False)),
         }
+
+
+def _length(laid: Laid, source: int) -> LengthDescription:
+    its = laid.rows.describe(source)
+    described: LengthDescription = {
+        "seq_len": laid.seq_len,
+        "num_windows": int(laid.rows.num_rows[source]),
+        "num_pieces": its["num_pieces"],
+        "fill": its["fill"],
+    }
+    if "left_out" in its:
+        described["left_out"] = its["left_out"]
+    return described

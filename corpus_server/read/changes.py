@@ -1,4 +1,4 @@
-"""Of which documents two plans differ whose sources are views of one corpus: by the views alone, no rows."""
+"""In what two plans differ: fields, rows, and the documents of sources that are views of one corpus."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.views import View
 from corpus_server.corpus.views.file import Multiplicities
 from corpus_server.described import described
+from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.work import Budget
 
@@ -48,8 +49,28 @@ class ViewChange:
     """The first of them."""
 
 
-def view_changes(a: BoundPlan, b: BoundPlan, budget: Budget) -> list[ViewChange]:
-    """Compare the documents of sources over the same corpora; nothing for two plain corpora."""
+@described
+class Diff:
+    """What differs between two plans."""
+
+    a: str
+    b: str
+    fields: list[FieldChange]
+    rows: RowComparison
+    views: list[ViewChange]
+    """Of sources that are views of one corpus, the documents that come more or less often."""
+
+
+def compare_plans(a: BoundPlan, b: BoundPlan, budget: Budget, *, num_steps: int) -> Diff:
+    """Compare two plans, and up to `num_steps` steps that differ, as far as the budget's rows reach."""
+    rows = compare(a.sampler, b.sampler, budget, num_steps=num_steps)
+    views = _view_changes(a, b, budget)
+    fields = changed_fields(a.plan, b.plan, budget)
+    return Diff(a=a.plan.id, b=b.plan.id, fields=fields, rows=rows, views=views)
+
+
+def _view_changes(a: BoundPlan, b: BoundPlan, budget: Budget) -> list[ViewChange]:
+    """Compare the documents of sources by their views alone; nothing for two plain corpora."""
     found = []
     for name, other in _pairs(a, b):
         change = _compared(name, other, a.corpora[name], b.corpora[other], budget)

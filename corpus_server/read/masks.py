@@ -1,5 +1,7 @@
 """Loss masks of the rows of a plan: gathered as their tokens are, from the masks beside the shards.
 
+Masks of 0 and 1 become numbers of the same type where others hold weights, as tokens of two types do.
+
 A shard without a mask counts as all ones. Which ones does not matter, so every window and every piece of such
 a shard is read from the beginning of one array.
 """
@@ -7,7 +9,6 @@ a shard is read from the beginning of one array.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Final
 
@@ -23,7 +24,7 @@ from corpus_server.read.gather import Gatherer
 class _Ones:
     """Stands for the mask of each shard that has none; it is also its own file."""
 
-    is_local: Final = True
+    data_offset: Final = 0
     dtype: Final[np.dtype[np.integer]] = MASK_DTYPE
     num_tokens: Final = MAX_SEQ_LEN + 1  # of the longest window
 
@@ -35,10 +36,6 @@ class _Ones:
     def check_unchanged(self) -> None:
         """Do nothing: no file holds it."""
 
-    def held(self) -> AbstractContextManager[None]:
-        """Do nothing: it stays in memory."""
-        return nullcontext()
-
     def is_resident(self, token: int) -> bool:
         """Tell that it is in memory."""
         return True
@@ -48,7 +45,7 @@ _ONES: Final = cache(_Ones)
 
 
 class MaskGatherer(Gatherer):
-    """Gathers the masks, of `MASK_DTYPE`, of windows and pieces of `shards`, given where their tokens lie."""
+    """Gathers the masks of windows and pieces of `shards`, given where their tokens lie."""
 
     def __init__(self, shards: Sequence[Shard], *, reads_ahead: bool = True) -> None:
         self._is_masked = np.array([shard.mask is not None for shard in shards], dtype=bool)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from mmap import PAGESIZE
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -50,15 +49,8 @@ def num_major_faults() -> int:
 class MappedFile(Protocol):
     """The file of a shard, see `OpenFile`."""
 
-    @property
-    def is_local(self) -> bool:
-        """Whether it stays mapped until it is closed."""
-
     def check_unchanged(self) -> None:
         """Raise `CorpusChanged` or `ReadFailed` if it is not what was opened."""
-
-    def held(self) -> AbstractContextManager[None]:
-        """Keep it mapped; NotStaged if it is not on this machine."""
 
 
 class Mapped(Protocol):
@@ -67,6 +59,10 @@ class Mapped(Protocol):
     @property
     def file(self) -> MappedFile:
         """The file that holds them."""
+
+    @property
+    def data_offset(self) -> int:
+        """The byte at which they begin in it."""
 
     @property
     def dtype(self) -> np.dtype[np.integer]:
@@ -99,14 +95,14 @@ class Span:
         return np.uint64(self.lowest) + numbers.astype(np.uint64) * np.uint64(self.dtype.itemsize)
 
 
-def touch(memory: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+def touch(memory: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
     """Read a byte of each page of ranges of memory, none of which reaches where there is no map.
 
     NumPy releases the GIL meanwhile, so that nobody else waits for the disk.
     """
     first = starts // PAGESIZE
-    counts = (starts + sizes - 1) // PAGESIZE - first + 1
-    counts[sizes == 0] = 0
+    counts = (stops - 1) // PAGESIZE - first + 1
+    counts[starts == stops] = 0
     which, pages = expanded(first, counts)
     memory.take(np.maximum(pages * PAGESIZE, starts[which]))
 

@@ -18,27 +18,30 @@ import xxhash
 from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.formats.masks import MASK_DTYPE
+from corpus_server.corpus.formats.masks import sent_as
 from corpus_server.errors import InvalidParameter, StateUnavailable
 from corpus_server.pieces import Pieces
 from corpus_server.plan.numbers import BatchRows
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.gather import Gatherer, Selection
+from corpus_server.stores import Extent
 from corpus_server.work import Budget
 
 MAX_LOCATED_ROWS = 4096
 """Rows located at once: 1.4 times the throughput at 64 x 1,025 of 256 rows, since NumPy's calls cost much
 the same for any number. More bring nothing. Each costs 9 to 12 bytes while the response is read."""
 
-_LOCATED_TOKENS = 1 << 20
+_STAGED_TOKENS = 1 << 16  # of a range whose extents are looked up at once: a view may hold a document in each
+_LOCATED_TOKENS = 1 << 22
 """Predictions in rows that join pieces of documents: each piece has a location, and many are short. Counted
-without the token that each row has besides, 512 rows of 2,049 are located together."""
+without the token that each row has besides, 2,048 rows of 2,049 are located together, in 2 ms."""
 
 BLOCK_ROWS = 1024
-"""Rows that are located together for small requests; half as many bring a tenth less."""
+"""Windows that are located together for small requests; half as many bring a tenth less. Of rows that join
+pieces, which cost more, `MAX_LOCATED_ROWS`."""
 
 MAX_BLOCKS = 512
-MAX_BLOCK_BYTES = 6 << 20
+MAX_BLOCK_BYTES = 12 << 20
 """Blocks that are kept, those used last, and their bytes."""
 
 PIECE_BYTES = 896 * 1024
@@ -59,7 +62,7 @@ class Reading(Protocol):
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype[np.integer]
+    dtype: np.dtype[Any]
     num_units: int
     unit_tokens: int
 
@@ -78,9 +81,10 @@ class WindowReading:
     """A rank's rows of consecutive steps; for one thread at a time.
 
     `rows` is the number of rows of a step that belong to a rank, from `Sampler.check_part`. `world_size`
-    matters to plans that balance ranks. With `masks`, the loss masks are read in place of the tokens: uint8,
-    0 where a token is no target of training, else 1; ones for a shard without a mask. `budget`, of who reads,
-    is told how long locating takes.
+    matters to plans that balance ranks. With `masks`, the loss masks are read in place of the tokens: 0 where
+    a token is no target of training, else 1 or the token's weight; ones for a shard without a mask. They are
+    uint8, or float16 if a source of the plan has weights. `budget`, of who reads, is told how long locating
+    takes.
 
     Attributes:
         step_rows: of each step, that must be located to find those of the rank.
@@ -108,7 +112,7 @@ class WindowReading:
         self.unit_tokens = bound.sampler.seq_len(step) + 1
         self.shape: tuple[int, ...] = (count, rows, self.unit_tokens)
         self.num_units = count * rows
-        self.dtype = np.dtype(np.uint8) if masks else bound.dtype
+        self.dtype = np.dtype(sent_as(bound.mask_dtype)) if masks else bound.dtype
         self._most_rows = MAX_LOCATED_ROWS
         if not bound.sampler.is_window:
             self._most_rows = max(1, min(MAX_LOCATED_ROWS, _LOCATED_TOKENS // (self.unit_tokens - 1)))
@@ -131,7 +135,7 @@ class WindowReading:
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return rows from `first` on, `(k, unit_tokens)`: at most those that are located together."""
         selection, part = self.selected(first, num_units)
-        return selection.read(part).view(self.dtype)  # masks are read as bool
+        return selection.read(part).view(self.dtype)  # masks of 0 and 1 are read as bool
 
     def selected(self, first: int, num_units: int) -> tuple[Selection, slice]:
         """Return a selection that holds the rows from `first` on, and which of its rows they are.
@@ -193,12 +197,15 @@ class _Blocks:
         self._kept: OrderedDict[tuple[object, ...], Selection | None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, key: tuple[object, ...]) -> tuple[bool, Selection | None]:
-        """Return whether somebody has asked for a block before, and the block if it was located since."""
+    def find(self, key: tuple[object, ...], before: tuple[object, ...]) -> tuple[bool, Selection | None]:
+        """Return whether a block is worth locating, and the block if it was located already.
+
+        It is if somebody has asked for it, or for the block `before` it, which leads here.
+        """
         with self._lock:
-            was_asked, block = key in self._kept, self._kept.pop(key, None)
+            is_expected, block = key in self._kept or before in self._kept, self._kept.pop(key, None)
             self._keep(key, block)
-            return was_asked, block
+            return is_expected, block
 
     def put(self, key: tuple[object, ...], block: Selection) -> None:
         """Keep a block."""
@@ -233,21 +240,24 @@ def select(
     the work. For a client that asks step after step the rows of the steps around are located together. It
     halves the p99 of 64 paced workers, and the p50 of one request is 1.4 times lower:
 
-        asked for     5                6                           7, 8 ... 15
-        located       5    (a first)   0 to 15  (a second one)     nothing
+        asked for     5                6                           7, 8 ... 15    16
+        located       5    (a first)   0 to 15  (a second one)     nothing        16 to 31
 
     `Sampler.check_part` must have allowed `step` and `count`. The others: see `select_alone`.
     """
     options: dict[str, Any] = {"world_size": world_size, "masks": masks}
-    most = BLOCK_ROWS if bound.sampler.is_window else min(BLOCK_ROWS, _LOCATED_TOKENS // bound.plan.seq_len)
+    most = BLOCK_ROWS
+    if not bound.sampler.is_window:
+        most = min(MAX_LOCATED_ROWS, _LOCATED_TOKENS // bound.plan.seq_len)
     size = most // (bound.sampler.num_located(len(rows), world_size) * count) * count
     if size <= count:
         return select_alone(bound, step, rows, count, **options), 0
     first = step - step % size
     # By the plan's key and not by the plan, which may be large and must not be kept alive.
-    key = (bound.key, masks, world_size, first, size, rows.start, rows.stop)
-    was_asked, block = _blocks.find(key)
-    if block is None and was_asked:
+    part = (bound.key, masks, world_size, size, rows.start, rows.stop)
+    key = (first, *part)
+    is_expected, block = _blocks.find(key, (first - size, *part))
+    if block is None and is_expected:
         try:
             bound.sampler.check_part(first, count=size)
         except InvalidParameter:  # a stage ends within the block, or the steps end
@@ -266,8 +276,9 @@ def select_alone(
 
     rows: with a `world_size`, places; see `Sampler.row_numbers`.
     """
-    gatherer, dtype = (bound.masks, MASK_DTYPE) if masks else (bound.gatherer, bound.dtype)
-    return gatherer.select_rows(bound.pieces(step, rows, count=count, world_size=world_size), dtype)
+    gatherer, dtype = (bound.masks, bound.mask_dtype) if masks else (bound.gatherer, bound.dtype)
+    pieces = bound.pieces(step, rows, count=count, world_size=world_size)
+    return gatherer.select_rows(pieces, dtype, bound.staged[masks])
 
 
 class RangeReading:
@@ -284,13 +295,25 @@ class RangeReading:
         self.shape: tuple[int, ...] = (self.num_units,)
         self.dtype: np.dtype[np.integer] = corpus.dtype
 
+    def extents(self) -> Iterator[Extent]:
+        """Yield what of an object store must be staged before, some of it several times.
+
+        In parts, because a range of a view may hold very many documents.
+        """
+        if self._gatherer.is_staged:
+            for first in range(0, self.num_units, _STAGED_TOKENS):
+                pieces = self._pieces(first, min(_STAGED_TOKENS, self.num_units - first))
+                yield from self._gatherer.extents.of(pieces.places)
+
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return tokens from `first` on: `(num_units,)`."""
-        start = self._start + first
-        pieces = self._corpus.pieces(np.array([start]), np.array([start + num_units]))
-        selection = self._gatherer.select_rows(pieces, self.dtype)
+        selection = self._gatherer.select_rows(self._pieces(first, num_units), self.dtype)
         selection.check_unchanged(slice(None))
         return selection.read(slice(None)).reshape(-1)
+
+    def _pieces(self, first: int, num_units: int) -> Pieces:
+        start = self._start + first
+        return self._corpus.pieces(np.array([start]), np.array([start + num_units]))
 
 
 def num_bytes(*readings: Reading) -> int:

@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,17 +28,19 @@ import xxhash
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.errors import FingerprintMismatch, Overloaded, ResponseTooLarge, StateUnavailable
+from corpus_server.pieces import Int64Array
 from corpus_server.plan import Plan
+from corpus_server.plan.named import Named
 from corpus_server.plan.streams import Sequences
 from corpus_server.plan.tables import Job, Table
 from corpus_server.read.apart import map_in_copies, run_apart
-from corpus_server.read.ends import check_ends
+from corpus_server.read.ends import check_ends, open_documents
 from corpus_server.work import Budget, Jobs, shared
 
 MAX_BYTES: Final = 16 * 2**30
 """Of all tables in a folder; those that were not used for the longest time make room."""
 
-_FORMAT: Final = 4
+_FORMAT: Final = 5
 """Of the files; another one gets other keys, so that no process reads what it does not know."""
 
 _MANIFEST: Final = "table.json"
@@ -59,7 +61,18 @@ plans, see `known_plans.py`."""
 MAX_ALL_MEMORY_BYTES: Final = 256 * 2**20
 """Of all tables of such plans: a reader keeps its plan for a minute, also when other plans push it out."""
 
-_JOB_BYTES: Final = 16  # of a table for each document, about
+_JOB_BYTES: Final = 16  # of a table for each document or row, about
+_BUILDING_BYTES: Final = 24  # of memory while it is built; 16 to 25 were measured
+
+
+def memory_bytes() -> int:
+    """Return how much memory there is: of the machine, or of the container that this process runs in."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:  # none, or version 1 of cgroups
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 class TableInUse:
@@ -94,8 +107,7 @@ class Documents:
     """The documents of an open corpus; can be pickled, and then holds what it has read.
 
     Attributes:
-        digest: of their places and lengths.
-        content, shard_ends, num_tokens: see `Lengths`.
+        content, eot_first, shard_ends, num_tokens: see `Lengths`.
     """
 
     def __init__(self, corpus: Corpus) -> None:
@@ -103,24 +115,50 @@ class Documents:
         self.num_tokens = corpus.num_tokens
         self.content = f"{corpus.fingerprint} {corpus.eot}"
         self.num_documents = corpus.num_documents or 0
-        self._read: Callable[[], Sequences] = partial(
-            _sequences, ref(corpus)
-        )  # who keeps this keeps no corpus
-        self.digest = f"xxh3-{_digest(*self._read())}"
+        self.eot_first = corpus.eot_first
+        # Who keeps this keeps no corpus.
+        self._read: Callable[[], Sequences] = partial(_sequences, ref(corpus))
+        self._find_open: Callable[[], Int64Array] = partial(_open, ref(corpus))
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of their places and lengths; reads them all."""
+        return f"xxh3-{_digest(*self._read())}"
 
     def sequences(self) -> Sequences:
         """Read first token, corpus-wide, and length of each document."""
         return self._read()
 
+    @cached_property
+    def open_documents(self) -> Int64Array:
+        """See `Lengths`; reads a token of each shard."""
+        return self._find_open()
+
+    @cached_property
+    def digest_with_ends(self) -> str:
+        """See `Lengths`."""
+        if not self.eot_first and not self.open_documents.size:
+            return self.digest
+        starts, lengths = self._read()
+        kinds = np.full(starts.size, 2 * self.eot_first, dtype=np.int64)
+        kinds[self.open_documents] += 1
+        return f"xxh3-{_digest(starts, lengths, kinds)}"
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs, which has no open corpus."""
-        return {**self.__dict__, "_read": partial(Sequences, *self._read())}
+        return {**self.__dict__, "_read": partial(Sequences, *self._read()), "_find_open": None}
 
 
 def _sequences(corpus: ref[Corpus]) -> Sequences:
     found = corpus()
     assert found is not None  # whoever binds a plan has it open
     return Sequences(*found.sequences())
+
+
+def _open(corpus: ref[Corpus]) -> Int64Array:
+    found = corpus()
+    assert found is not None
+    return open_documents(found, *found.sequences())
 
 
 class Tables:
@@ -161,7 +199,7 @@ class Tables:
         if (tabled := plan.tabled) is None:
             return plan, []
         found = {name: self._documents_of(corpora[name]) for name in plan.sources}
-        digests = {name: documents.digest for name, documents in found.items()}
+        digests = self._digests(tabled, found) if tabled.digests_field else {}
         if any(tabled.digests.get(name, digest) != digest for name, digest in digests.items()):
             raise FingerprintMismatch(
                 "the documents of the plan's corpora are others than those that it was made for: "
@@ -171,8 +209,12 @@ class Tables:
             )
         plan = plan if tabled.digests == digests else plan.with_digests(digests)
         decides = {**plan.arithmetic, "sources": plan.sources, "tokens": dict(plan.fingerprints)}
-        jobs = tabled.jobs(found, seq_len=plan.seq_len, seed=plan.seed, decides=decides)
-        return plan, [self._table(job, corpora, budget, is_kept=is_kept) for job in jobs]
+        jobs = [
+            job
+            for seq_len in plan.row_lengths
+            for job in tabled.jobs(found, seq_len=seq_len, seed=plan.seed, decides=decides)
+        ]
+        return plan, [self.table(job, corpora, budget, is_kept=is_kept) for job in jobs]
 
     def _documents_of(self, corpus: Corpus) -> Documents:
         with self._digesting:
@@ -180,17 +222,33 @@ class Tables:
                 found = self._documents[corpus] = Documents(corpus)
             return found
 
-    def _table(self, job: Job, corpora: Mapping[str, Corpus], budget: Budget, *, is_kept: bool) -> TableInUse:
+    def _digests(self, tabled: Named, found: Mapping[str, Documents]) -> dict[str, str]:
+        with self._digesting:
+            return {name: tabled.digest_of(documents) for name, documents in found.items()}
+
+    def table(
+        self, job: Job, corpora: Mapping[str, Corpus], budget: Budget, *, is_kept: bool = True
+    ) -> TableInUse:
+        """Return a table, mapped if it was kept, else built; see `bind`."""
         key = _key(job)
         if self._folder is not None and (mapped := _mapped(self._folder / key, job)) is not None:
             return mapped
         size = job.size()
+        num_bytes = size * _JOB_BYTES
+        if (needed := size * _BUILDING_BYTES) > (memory := memory_bytes()):
+            raise ResponseTooLarge(
+                "the table of a plan, while it is built,",
+                needed,
+                memory,
+                "bytes, this machine's memory",
+                parameter="plan",
+                remedy="bind the plan on a machine with more memory",
+            )
         is_small = size <= _MOST_IN_PROCESS
         is_kept = is_kept and self._folder is not None
         if not is_kept:
             if (found := self._in_memory.get(key)) is not None:
                 return found
-            num_bytes = size * _JOB_BYTES
             if self._folder is not None and num_bytes > MAX_MEMORY_BYTES:
                 raise ResponseTooLarge(
                     "the table of a plan that is spelled inline",

@@ -12,6 +12,8 @@ from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.described import described
 from corpus_server.errors import TextUnavailable
 
+_MAX_TOKENS_OF_CHARACTER = 8  # UTF-8 has 4 bytes; more tokens without an end are no text
+
 
 def check_available(corpus: Corpus) -> Tokenizer:
     """Return the corpus's tokenizer; raise TextUnavailable if it has none."""
@@ -60,24 +62,56 @@ class Span:
     """Its number; null without a document index."""
     is_eot: bool
     """Whether the span is one end-of-text token."""
-    is_target: bool | None
-    """Whether the loss mask calls its tokens targets of training; null if the request does not ask."""
+    loss_mask: float | None
+    """What the loss mask says of its tokens: 0 where they are no targets of training, else 1 or the weight of
+    each; null if the request does not ask."""
     tokens: Sequence[int]
     text: str | None
     """Null without a tokenizer, or if it does not know one of the ids."""
+    text_ends: Sequence[int] | None = None
+    """For each token how many characters of `text` it ends; one that ends inside a character adds none. Null
+    without text, and if the request does not ask."""
 
 
-def mask_of(corpus: Corpus, start: int, stop: int) -> list[int]:
+def mask_of(corpus: Corpus, start: int, stop: int) -> list[float]:
     """Return the loss mask of tokens [start, stop): ones for a shard without a mask."""
-    mask: list[int] = []
+    mask: list[float] = []
     for number, first, count in corpus.pieces(np.array([start]), np.array([stop])).places.tolist():
-        shard = corpus.shards[number].mask
-        mask += [1] * count if shard is None else shard.read_data(first, count)
+        if (shard := corpus.shards[number].mask) is None:
+            mask += [1] * count
+        else:
+            size = shard.dtype.itemsize
+            mask += np.frombuffer(shard.read_data(first * size, count * size), shard.dtype).tolist()
     return mask
 
 
+def find_text_ends(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> list[int]:
+    """Return how many characters of the text each token ends.
+
+    Tokens are decoded together with those before them, since some tokenizers drop the space of a first one.
+    """
+    ends: list[int] = []
+    context = first = end = 0  # tokens [context, first) are decoded again; those before `first` end the text
+    for stop in range(1, len(tokens) + 1):
+        before = tokenizer.decode(tokens[context:first]) if first else ""
+        decoded = tokenizer.decode(tokens[context:stop])
+        # A character of several tokens is whole with the last of them; bytes that are no text never are.
+        if not decoded.endswith("\ufffd") or stop - first >= _MAX_TOKENS_OF_CHARACTER:
+            end = min(len(text), end + max(0, len(decoded) - len(before)))
+            context, first = first, stop
+        ends.append(end)
+    if ends:
+        ends[-1] = len(text)
+    return ends
+
+
 def spans(
-    corpus: Corpus, start: int, tokens: Sequence[int], mask: Sequence[int] | None = None
+    corpus: Corpus,
+    start: int,
+    tokens: Sequence[int],
+    mask: Sequence[float] | None = None,
+    *,
+    with_text_ends: bool = False,
 ) -> Iterator[Span]:
     """Yield tokens [start, start + len(tokens)) of a corpus as spans.
 
@@ -98,12 +132,16 @@ def spans(
         for begin, until in pairwise(sorted({0, len(ids), *eots, *(n + 1 for n in eots), *changes})):
             part = ids[begin:until]
             text, is_eot = decode_known(corpus.tokenizer, part), part[0] == corpus.eot
+            ends = None
+            if with_text_ends and text is not None and corpus.tokenizer is not None:
+                ends = find_text_ends(corpus.tokenizer, part, text)
             yield Span(
                 start=first + begin,
                 document=number,
                 is_eot=is_eot,
-                is_target=None if mask is None else bool(its[begin]),
+                loss_mask=None if mask is None else float(its[begin]),
                 tokens=part,
                 text=text,
+                text_ends=ends,
             )
         first = end

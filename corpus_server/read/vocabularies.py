@@ -34,8 +34,9 @@ def check_tokenizers(plan: Plan, corpora: Mapping[str, Corpus]) -> None:
             parameter="tokenizers",
             received=plan.tokenizers,
             accepted=f"{SAME}, {DIFFER}",
-            remedy='mix corpora of one tokenizer; or say "tokenizers": "differ" in the plan, if you add an '
-            "offset to the ids of each source, or if the files differ and the vocabulary is the same",
+            remedy='mix corpora of one tokenizer; or say that they differ, by "tokenizers": "differ" in a '
+            'plan document or tokenizers="differ" of a loader, if you add an offset to the ids of each '
+            "source, or if the files differ and the vocabulary is the same",
         )
 
 

@@ -94,12 +94,10 @@ class Groups:
         """
         plan, sampler = self.bound.plan, self.bound.sampler
         total = 0
-        for source, (name, num_rows) in enumerate(
-            zip(plan.sources, sampler.num_windows.tolist(), strict=True)
-        ):
-            tokens = sampler.reach(source, min(3 * sampler.order.largest_group(source), num_rows))
+        for source, name in enumerate(plan.sources):
+            tokens = sampler.reach(source, 3)
             corpus = self.bound.corpora[name]
-            token_bytes = corpus.dtype.itemsize + bool(corpus.num_masks)
+            token_bytes = corpus.dtype.itemsize + (corpus.mask_dtype.itemsize if corpus.num_masks else 0)
             total += min(tokens * token_bytes, sum(each.data_bytes for each in contents(corpus.shards)))
         return total
 

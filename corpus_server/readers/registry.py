@@ -49,6 +49,7 @@ class Reader:
         seen_seconds, seen_unix_seconds, last_step: monotonic time, unix time and last step of its latest
             request. Workers compare the unix times, which a conversion would shift by some milliseconds.
         trained_step: the last step that its loader had yielded by then; None: it did not say.
+        has_ended: whether the loader has said that it asks for no more.
         bound: its plan; None when idle, so that the plan need not stay in memory.
         work: by subscriber; None until tokens are read for it.
         counts: steps sent, seconds in which responses were made, seconds of sending.
@@ -57,6 +58,7 @@ class Reader:
     __slots__ = (
         "bound",
         "counts",
+        "has_ended",
         "last_step",
         "seen_seconds",
         "seen_unix_seconds",
@@ -67,6 +69,7 @@ class Reader:
     def __init__(self) -> None:
         self.seen_seconds, self.seen_unix_seconds, self.last_step = 0.0, 0.0, 0
         self.trained_step: int | None = None
+        self.has_ended = False
         self.bound: BoundPlan | None = None
         self.work: list[tuple[Subscriber[Any], Ahead]] | None = None
         self.counts = [0.0, 0.0, 0.0]
@@ -126,16 +129,12 @@ class Registry:
         key = (run, bound.root_id, world_size, rank)
         with self._lock:
             self._end_idle(now)
-            reader = self._active.pop(key, None) or self._idle.pop(key, None)
+            reader = self._active.pop(key, None) or self._idle.pop(key, None) or self._new()
             if reader is None:
-                if len(self._active) + len(self._idle) >= MAX_READERS:
-                    if not self._idle:
-                        return None
-                    self._idle.popitem(last=False)
-                reader = Reader()
+                return None
             self._active[key] = reader
             reader.seen_seconds, reader.seen_unix_seconds = now, time.time()
-            reader.last_step, reader.trained_step = steps.stop - 1, trained_step
+            reader.last_step, reader.trained_step, reader.has_ended = steps.stop - 1, trained_step, False
             if reader.bound is not bound:  # new, or the catalogue was reloaded
                 reader.end()
                 reader.bound = bound
@@ -151,6 +150,31 @@ class Registry:
                 subscriber.note(work)
         return reader
 
+    def note_end(self, bound: BoundPlan, trained_step: int, *, rank: int, world_size: int, run: str) -> None:
+        """Note that a loader asks for no more, and the step that it yielded last.
+
+        Another process may have had its requests: then this one counts nothing of it but that.
+        """
+        key = (run, bound.root_id, world_size, rank)
+        with self._lock:
+            reader = self._active.pop(key, None) or self._idle.pop(key, None)
+            if reader is None:
+                if (reader := self._new()) is None:
+                    return
+                reader.last_step = trained_step
+            reader.end()
+            self._idle[key] = reader
+            reader.seen_unix_seconds = time.time()
+            reader.trained_step, reader.has_ended = trained_step, True
+
+    def _new(self) -> Reader | None:
+        """Return a reader, in the place of one that is idle; None if there is no place."""
+        if len(self._active) + len(self._idle) >= MAX_READERS:
+            if not self._idle:
+                return None
+            self._idle.popitem(last=False)
+        return Reader()
+
     def end_idle(self) -> None:
         """End what is done for readers that have become idle; called where no request may come for long."""
         with self._lock:
@@ -163,14 +187,14 @@ class Registry:
         return {each.bound for each in readers if each.bound and each.work is not None}
 
     def counts(self) -> dict[tuple[str, ...], list[float]]:
-        """Return what the page shows of readers to which something was sent.
+        """Return what the page shows of readers to which something was sent, or which have ended.
 
         By run, plan, world size and rank: unix time and last step of its latest request, the step that was
-        trained (-1: not known), then `Reader.counts`.
+        trained (-1: not known), whether its loader has ended, then `Reader.counts`.
         """
         with self._lock:
             active, idle = list(self._active.items()), list(self._idle.items())
-        shown = [each for each in (*active, *reversed(idle)) if each[1].counts[0]]
+        shown = [each for each in (*active, *reversed(idle)) if each[1].counts[0] or each[1].has_ended]
         if len(shown) > MAX_COUNTED:  # always the same ones: the page shows how their counts grow
             shown.sort(key=lambda each: (each[1].bound is None, each[0]))
         return {
@@ -178,6 +202,7 @@ class Registry:
                 its.seen_unix_seconds,
                 its.last_step,
                 -1 if its.trained_step is None else its.trained_step,
+                its.has_ended,
                 *its.counts,
             ]
             for (run, plan, world_size, rank), its in shown[:MAX_COUNTED]

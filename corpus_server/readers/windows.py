@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from corpus_server.pieces import NO_SHARD
 from corpus_server.readers.ahead import Ahead
 from corpus_server.readers.groups import Groups
 
@@ -68,6 +69,7 @@ class Windows(Ahead):
         first = self.part["rank"] * rows
         ranks = {"world_size": self.part["world_size"]}
         pieces, _ = sampler.pieces(self.next, range(first, first + rows), count=count, **ranks)
+        pieces = pieces[pieces[:, 0] != NO_SHARD]
         self.add(count, step_bytes)
         samples, self._samples = self._samples, False
         return Turn(pieces[:, :2], pieces[:, 2], self.next, samples)

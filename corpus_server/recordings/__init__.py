@@ -3,13 +3,4 @@
 from corpus_server.recordings.losses import Spike, Sums, find_spikes, sum_losses
 from corpus_server.recordings.parts import Part, Recording, Recordings, open_recording
 
-__all__ = [
-    "Part",
-    "Recording",
-    "Recordings",
-    "Spike",
-    "Sums",
-    "find_spikes",
-    "open_recording",
-    "sum_losses",
-]
+__all__ = ["Part", "Recording", "Recordings", "Spike", "Sums", "find_spikes", "open_recording", "sum_losses"]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from corpus_server.errors import ReadFailed, UnknownRecording
 from corpus_server.extras import optional_package
-from corpus_server.user_files import open_regular, parse_json, reason_of
+from corpus_server.user_files import folders_with, open_regular, parse_json, reason_of
 from corpus_server.work import Budget
 
 METADATA_KEY = b"corpus-losses"
@@ -125,14 +125,10 @@ class Recordings:
 
     def names(self) -> dict[str, Path]:
         """Return the folders by name, in order of the names."""
-        if self._folder is None or not self._folder.exists():
-            return {}
         try:
-            inside = sorted(each for each in self._folder.iterdir() if each.is_dir())
-            found = [each for each in (self._folder, *inside) if _holds_parts(each)]
+            return folders_with(self._folder, _holds_parts)
         except OSError as error:
             raise ReadFailed(f"the folder of recordings cannot be read: {reason_of(error)}") from error
-        return {each.name: each for each in found}
 
     def open(self, name: str, budget: Budget) -> Recording:
         """Look at the parts of a recording; those that did not change are not read again.

@@ -63,8 +63,7 @@ def array_response(
     length = len(prefix) + size + (TAIL_BYTES if checksum == "tail" else 0)
     headers = {
         **headers,
-        **array_headers(reading.shape, reading.dtype),
-        **beside_headers(beside),
+        **array_headers(reading, beside),
         "Content-Length": str(length),
         "Content-Type": MEDIA_TYPES[chosen],
     }
@@ -124,17 +123,13 @@ def _groups(
         piece = next(pieces)
 
 
-def array_headers(shape: Sequence[int], dtype: np.dtype[np.integer]) -> dict[str, str]:
-    """Return the headers that describe an array: `4,64,1025` and `uint16`."""
-    return {SHAPE_HEADER: _sizes(shape), DTYPE_HEADER: _name(dtype)}
-
-
-def beside_headers(beside: Mapping[str, Reading]) -> dict[str, str]:
-    """Return the header that describes arrays behind the first one: `sources uint16 4,64`."""
-    if not beside:
-        return {}
-    described = [f"{name} {_name(each.dtype)} {_sizes(each.shape)}" for name, each in beside.items()]
-    return {ARRAYS_HEADER: "; ".join(described)}
+def array_headers(reading: Reading, beside: Mapping[str, Reading]) -> dict[str, str]:
+    """Return headers of an array, `4,64,1025` and `uint16`, and of others behind it, `rows uint32 4,64`."""
+    headers = {SHAPE_HEADER: _sizes(reading.shape), DTYPE_HEADER: _name(reading.dtype)}
+    if beside:
+        described = (f"{name} {_name(each.dtype)} {_sizes(each.shape)}" for name, each in beside.items())
+        headers[ARRAYS_HEADER] = "; ".join(described)
+    return headers
 
 
 def checksum_value(digest: xxhash.xxh3_64) -> str:

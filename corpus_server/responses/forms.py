@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.described import described_keys
 from corpus_server.pieces import NO_SHARD
+from corpus_server.plan.questions.usage import SourceUsage, count_usage
 from corpus_server.read import text
 from corpus_server.read.bound_plan import BoundDescription, BoundPlan
 from corpus_server.read.reading import Reading, WindowReading, read_arrays
@@ -37,6 +38,8 @@ class PlanDescription(BoundDescription):
     plan: dict[str, Any]
     root: NotRequired[RootPlan]
     """Of a plan that continues others, the first of them."""
+    planned: NotRequired[dict[str, SourceUsage]]
+    """Of a posted document whose stages say where the run ends: what its `num_steps` steps use."""
 
 
 class InMemory:
@@ -51,6 +54,12 @@ class InMemory:
     def read(self, first: int, num_units: int) -> np.ndarray:
         """Return numbers from `first` on."""
         return self._flat[first : first + num_units]
+
+
+def share_of(number: int, total: int, what: str) -> str:
+    """Return how much of a corpus was looked at, for people; 100 % is said of nothing less."""
+    percent = 100 if number == total else 100 * number // total
+    return f"{number:,} of {total:,} {what} ({percent or 'less than 1'} %)"
 
 
 def num_items(*readings: Reading) -> int:
@@ -80,18 +89,25 @@ def json_arrays(
     return json_response({**fields, **arrays}, headers, budget)
 
 
-def plan_description(bound: BoundPlan, budget: Budget, parent: BoundPlan | None = None) -> Response:
+def plan_description(
+    bound: BoundPlan, budget: Budget, parent: BoundPlan | None = None, *, num_steps: int | None = None
+) -> Response:
     """Make the response that describes a plan, a `PlanDescription`.
 
     Args:
         parent: the plan that this one continues, if only what it adds is to be described.
+        num_steps: of the run, if the posted document says it.
     """
     plan, root = bound.plan, bound.plan.root
     # The text of a plan exists already, because its id is made of it; a million ranges have 20 MB.
     shown: dict[str, object] = {"id": plan.id, "plan": Fragment(plan.canonical_json)}
     if root is not plan and parent is None:
         shown["root"] = {"id": root.id, "plan": Fragment(root.canonical_json)}
-    return json_response({**shown, **bound.describe(parent)}, {}, budget)
+    shown |= bound.describe(parent)
+    if num_steps is not None:
+        planned = count_usage(bound.sampler, 0, num_steps, budget).sources
+        shown |= {"num_steps": num_steps, "planned": planned}
+    return json_response(shown, {}, budget)
 
 
 def rows_as_text(

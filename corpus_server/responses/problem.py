@@ -13,18 +13,18 @@ from typing_extensions import TypedDict
 from corpus_server.admission.request import RUN_PATTERN
 from corpus_server.described import described_keys
 from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
-from corpus_server.known_plans import PLAN_ID_PATTERN
+from corpus_server.plan_store import PLAN_ID_FORM, PLAN_ID_PATTERN
 from corpus_server.responses.question import NAMES_OF_QUERY
 from corpus_server.responses.response import FORMATS, Response
 
-_PATTERNS = {
-    PLAN_ID_PATTERN: "the 64 digits (0-9, a-f) of a plan's id, or the first 8 of them or more",
-    RUN_PATTERN: "1 to 64 letters, digits, '.', '_' or '-'",
-}
+_PATTERNS = {PLAN_ID_PATTERN: PLAN_ID_FORM, RUN_PATTERN: "1 to 64 letters, digits, '.', '_' or '-'"}
 """What people are told instead of a regular expression."""
 
 PROBLEM_TYPE = "application/problem+json"
-_LENGTHS = {"min_length": "a text of {} characters or more", "max_length": "a text of at most {} characters"}
+_LENGTHS = {
+    "min_length": "a text of {} character{} or more",
+    "max_length": "a text of at most {} character{}",
+}
 
 _MAX_ECHO = 200  # characters of a received value that are sent back
 
@@ -101,7 +101,7 @@ def invalid_parameter(found: Sequence[Mapping[str, Any]], query: str = "") -> In
     accepted = context.get("accepted") or context.get("expected") or _PATTERNS.get(pattern, pattern) or None
     for limit, words in _LENGTHS.items():
         if limit in context:
-            accepted = words.format(context[limit])
+            accepted = words.format(context[limit], "" if context[limit] == 1 else "s")
     return InvalidParameter(
         f"{name} must be {accepted or 'of another form'}, got {_echo(received)!r}",
         parameter=name,

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_t
 from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, create_model
 from pydantic_core import CoreSchema, core_schema
 
-from corpus_server.known_plans import PLAN_ID_PATTERN
 from corpus_server.plan.declared import Schema
 from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.plan.stage import MAX_STEP
+from corpus_server.plan_store import PLAN_ID_PATTERN
 from corpus_server.responses.response import FORMATS, ChecksumPlace, Format, Response
 from corpus_server.work import Limits
 
@@ -68,6 +68,7 @@ Token = Annotated[int, integer(0, 2**63 - 1)]
 CorpusName = Annotated[str, Field(max_length=128)]
 PlanId = Annotated[str, Field(pattern=PLAN_ID_PATTERN)]
 RecordingName = Annotated[str, Field(max_length=255)]
+ReportName = Annotated[str, Field(max_length=255)]
 
 
 class QueryParameters(BaseModel):

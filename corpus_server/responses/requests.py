@@ -38,9 +38,8 @@ class Requests:
     def done(self, answered: Answered) -> None:
         """Note a request that was answered."""
         status = answered.status
-        metrics.count(answered.route, status, answered.sent_bytes, answered.seconds, via=answered.via)
-        if answered.stages:
-            metrics.count_stages(answered.stages)
+        seconds, stages = answered.seconds, answered.stages
+        metrics.count(answered.route, status, answered.sent_bytes, seconds, stages, via=answered.via)
         if answered.problem_type:
             metrics.REFUSALS.add(1, answered.problem_type)
         if tracing.provider is not None:

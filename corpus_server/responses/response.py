@@ -38,7 +38,7 @@ HEADERS: Final = {
     CHECKSUM_HEADER: "see [array responses](#array-responses)",
     RANGE_HEADER: "`START-STOP`, half-open, of tokens and documents",
     TIMING_HEADER: "`response;dur=1.767`: milliseconds from the end of the request's head to the beginning "
-    "of the response",
+    "of the response; with `, staging;dur=` where some of it was waiting for an object store",
     REQUEST_ID: "of every response: the request's own, see [errors](#errors)",
     "Retry-After": "seconds; with 429, and with 503 `overloaded`, `not-staged`, `store-failed`, `cache-full` "
     "and `state-unavailable`",
@@ -232,9 +232,10 @@ def not_modified(request: RequestHead, headers: Mapping[str, str]) -> Response |
     return Response(304, dict(headers)) if headers["ETag"] in tags or "*" in tags else None
 
 
-def timing_value(seconds: float) -> str:
-    """Return the value of `Server-Timing` (W3C): `response;dur=` and milliseconds."""
-    return f"response;dur={seconds * 1e3:.3f}"
+def timing_value(seconds: float, staging_seconds: float = 0.0) -> str:
+    """Return the value of `Server-Timing` (W3C): `response;dur=` and milliseconds; of these, for staging."""
+    staging = f", staging;dur={staging_seconds * 1e3:.3f}" if staging_seconds else ""
+    return f"response;dur={seconds * 1e3:.3f}{staging}"
 
 
 def negotiate(accept: str | None, default: Format) -> Format:
@@ -242,8 +243,10 @@ def negotiate(accept: str | None, default: Format) -> Format:
 
     Of equal weights the first counts (RFC 9110, 12.5.1); where no type is known, the default.
     """
+    if accept is None:
+        return default
     chosen, best = default, 0.0
-    for item in (accept or "").split(","):
+    for item in accept.split(","):
         media_type, *parameters = (part.strip().lower() for part in item.split(";"))
         weight = next((_weight(part[2:]) for part in parameters if part.startswith("q=")), 1.0)
         for name in FORMATS:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,21 +19,20 @@ from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import contents
 from corpus_server.errors import CorpusServerError, StateUnavailable
 from corpus_server.known_plans import KnownPlans
 from corpus_server.plan_store import PlanStore
-from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
 from corpus_server.readers.prefetch import Prefetcher
 from corpus_server.readers.registry import Registry
 from corpus_server.readers.staging import WAIT_SECONDS, Stager
 from corpus_server.recordings import Recordings
+from corpus_server.reports import Reports
 from corpus_server.responses.requests import Requests
 from corpus_server.responses.threads import Threads
 from corpus_server.settings import Settings
-from corpus_server.stores import is_staged
+from corpus_server.stores import Extent
 from corpus_server.work import Budget, ClientLeft, Jobs, Later, Limits, Turns
 from corpus_server.work.budget import NO_LIMITS
 
@@ -70,6 +70,7 @@ class Service:
     """The state of one process.
 
     Attributes:
+        plan: see `KnownPlans.by_id`; may read the disk.
         requests: is told what became of each request.
         gather_threads: touch the maps and may wait for the disk; the event loop's thread never does.
         draining: the process is about to end: readiness says so.
@@ -88,8 +89,10 @@ class Service:
         self.admission = Admission(settings, self.access)
         self._jobs = jobs
         self.plans = KnownPlans(catalog, store, jobs)
+        self.plan = self.plans.by_id
         self.store = store
         self.recordings = Recordings(settings.record_dir)
+        self.reports = Reports(settings.report_dir)
         self.readers = Registry()
         self.prefetcher = Prefetcher(
             self.readers, settings.read_ahead_bytes, on_asked=metrics.READ_AHEAD_BYTES.add
@@ -100,8 +103,14 @@ class Service:
         metrics.STALE_TOKENS.pull(lambda: bool(self.access.failure))
         metrics.BYTES_IN_FLIGHT.pull(lambda: self.admission.num_bytes)
         if (cache := catalog.cache) is not None:
-            metrics.STAGED_SHARDS.pull(lambda: self.stager.num_staged)
-            metrics.EVICTED_SHARDS.pull(lambda: cache.num_evicted)
+            metrics.STAGED_EXTENTS.pull(lambda: self.stager.num_staged)
+            metrics.EVICTED_EXTENTS.pull(lambda: cache.num_evicted)
+            metrics.FOUND_BYTES.pull(lambda: self.stager.num_found_bytes)
+            metrics.HELD_EXTENTS.pull(lambda: self.stager.held[0])
+            metrics.HELD_BYTES.pull(lambda: self.stager.held[1])
+            metrics.CACHE_BYTES.pull(lambda: cache.limit_bytes)
+            metrics.STAGED_STEPS.pull_series(self.stager.progress.staged_steps)
+            metrics.UNREAD_STEPS.pull_series(self.stager.progress.unread_steps)
         self._probes: dict[Callable[[], Any], asyncio.Task[Any]] = {}  # by their work, those that wait
         self.draining = False
         self._working_since: dict[int, float] = {}
@@ -121,11 +130,14 @@ class Service:
                 reads_ahead=settings.read_ahead_bytes > 0,
                 cache_dir=settings.cache_dir,
                 cache_bytes=settings.cache_bytes,
+                extent_bytes=settings.extent_bytes,
                 tables=Tables(settings.state_dir / "tables", jobs),
                 lists_names=settings.tokens is None,  # a token need not be for all
             ) as catalog,
             PlanStore(settings.state_dir) as store,
         ):
+            if catalog.cache is not None:  # of a folder that other servers use
+                settings = replace(settings, cache_bytes=catalog.cache.limit_bytes)
             service = cls(catalog, store, settings, jobs)
             gc.freeze()  # what is open stays open: collecting garbage need not look at it again
             try:
@@ -178,23 +190,25 @@ class Service:
         caller.check_read([name])
         return self.catalog.corpus(name)
 
-    def plan(self, plan_id: str, caller: Caller, budget: Budget) -> BoundPlan:
-        """Return the plan of an id, all of whose corpora the caller may read; may read the disk."""
-        return self.plans.by_id(plan_id, caller, budget)
-
-    def stage(self, files: Iterable[OpenFile], budget: Budget) -> None:
-        """Wait until the files of shards are on this machine; local ones are.
+    def stage(self, extents: Iterable[Extent], budget: Budget) -> None:
+        """Wait until extents of shards are on this machine.
 
         Raises:
             ResponseTooLarge: the cache does not hold them together.
             NotStaged, StoreFailed, CacheFull, CorpusChanged: they are not, and why.
         """
-        wanted = {file for file in files if is_staged(file)}
-        self.admission.check_shards(sum(file.size_bytes for file in wanted))
+        wanted = set[Extent]()
+        for each in extents:
+            wanted.add(each)
+            budget.spend()
+        self.admission.check_extents(sum(each.size_bytes for each in wanted))
         deadline = budget.once("staging", lambda: time.monotonic() + WAIT_SECONDS)
         while wanted and (waiting := self.stager.want(wanted, deadline)) is not None:
             metrics.STAGING_WAITS.add()
-            budget.wait(waiting, "shards are being staged")
+            budget.staging_since = budget.staging_since or time.monotonic()
+            budget.wait(waiting, "extents are being staged")
+        if budget.staging_since:
+            budget.staging_seconds = time.monotonic() - budget.staging_since
 
     async def run(self, work: Callable[[Budget], T], request: RequestHead, gone: Gone) -> T:
         """Run short blocking work off the event loop; raise Overloaded if there is too much of it.
@@ -286,15 +300,6 @@ class Service:
         result: T = await asyncio.shield(probe)  # shielded: others may wait for it, too
         return result
 
-    async def in_gather_thread(self, work: Callable[[], T]) -> T:
-        """Run work that may wait for the disk."""
-
-        def noted() -> T:
-            with self.working():
-                return work()
-
-        return await self.gather_threads.run(noted)
-
     def refusing(self) -> None:
         """Have threads begin nothing until the event loop has taken what has come; for the loop's thread.
 
@@ -307,7 +312,7 @@ class Service:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Note that this thread is at work, so that readiness sees one that hangs; `refusing` goes first."""
+        """Note a gather thread at work, so that readiness sees one that hangs; `refusing` goes first."""
         self._nothing_to_refuse.wait(_REFUSING_SECONDS)
         self._working_since[threading.get_ident()] = time.monotonic()
         try:

@@ -15,6 +15,8 @@ from corpus_server.errors import Overloaded
 
 T = TypeVar("T")
 
+_Call = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]]
+
 
 class Threads:
     """Threads of which the one that ended its work last takes the next.
@@ -29,8 +31,8 @@ class Threads:
 
     def __init__(self, number: int, name: str) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._idle: list[SimpleQueue[Callable[[], None] | None]] = []  # of each idle thread
+        self._waiting: deque[_Call] = deque()
+        self._idle: list[SimpleQueue[_Call | None]] = []  # of each idle thread
         self._closed = False
         self._threads: list[threading.Thread] = []
         try:
@@ -46,25 +48,12 @@ class Threads:
         """Run work in a thread, and return or raise what it does."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-
-        def call() -> None:
-            try:
-                settle = partial(_settle, future, work())
-            except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-                settle = partial(_settle, future, error=error)
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle)
-
-        self.submit(call)
-        return await future
-
-    def submit(self, call: Callable[[], None]) -> None:
-        """Have a thread make a call that raises nothing."""
         with self._lock:
             if self._idle:
-                self._idle.pop().put(call)
+                self._idle.pop().put((loop, future, work))
             else:
-                self._waiting.append(call)
+                self._waiting.append((loop, future, work))
+        return await future
 
     def close(self) -> None:
         """End the threads after what they do now, without what waits; idempotent."""
@@ -78,7 +67,7 @@ class Threads:
             thread.join()
 
     def _work(self) -> None:
-        inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        inbox: SimpleQueue[_Call | None] = SimpleQueue()
         while True:
             with self._lock:
                 if self._closed:
@@ -88,8 +77,14 @@ class Threads:
                     self._idle.append(inbox)
             if call is None and (call := inbox.get()) is None:
                 return
-            call()
-            del call  # what it holds is not needed while this thread waits
+            loop, future, work = call
+            try:
+                settle = partial(_settle, future, work())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+                settle = partial(_settle, future, error=error)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle)
+            del call, future, work, settle  # what they hold is not needed while this thread waits
 
 
 def _settle(future: asyncio.Future[T], result: Any = None, error: BaseException | None = None) -> None:

@@ -7,6 +7,7 @@ the same bytes. All raise CorpusServerError for what is out of range, unknown, t
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Annotated
 from urllib.parse import parse_qsl
 
@@ -16,7 +17,6 @@ from pydantic import Field
 from corpus_server import metrics
 from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.errors import InvalidParameter
-from corpus_server.pieces import NO_SHARD
 from corpus_server.plan.document import INLINE_PLAN
 from corpus_server.read.beside import BESIDE, ROWS
 from corpus_server.read.bound_plan import BoundPlan
@@ -36,6 +36,7 @@ from corpus_server.responses.response import (
     not_modified,
 )
 from corpus_server.responses.service import Service
+from corpus_server.stores import Extent
 from corpus_server.work import Budget, Limits
 
 TOKEN_LIMITS = Limits(rows=2**22)
@@ -68,8 +69,9 @@ class BatchesQuery(PlanQuery, FormatQuery):
     beside: Annotated[str, names(BESIDE)] | None = Field(None, alias="with")
     """Arrays to send behind the first one (raw and json only), as `Corpus-Arrays` describes them. `sources`:
     `(count, rows) uint16`, the number of each row's source in the plan's `sources`. `loss_mask`:
-    `(count, rows, seq_len + 1) uint8`, 0 where a corpus's mask leaves the token out of the loss and in the
-    unused end of a row, else 1. `rows`: `(count, rows) uint32`, the number of each row in the global
+    `(count, rows, seq_len + 1)`, 0 where a corpus's mask leaves the token out of the loss and in the unused
+    end of a row, else 1: uint8; or, if a mask of a source of the plan holds weights, float16 with these.
+    `rows`: `(count, rows) uint32`, the number of each row in the global
     batch."""
 
     @property
@@ -101,8 +103,7 @@ def plan_of(
     Args:
         names_corpus: whether `corpus` means something else where the plan is named by its id.
     """
-    given = {name: getattr(query, name, None) for name in INLINE_PLAN}
-    spelling = {name: value for name, value in given.items() if value is not None}
+    spelling = {name: value for name in INLINE_PLAN if (value := getattr(query, name, None)) is not None}
     if query.plan is None:
         return service.plans.spelled(spelling, caller, budget)
     if wrong := [name for name in spelling if not (names_corpus and name == "corpus")]:
@@ -123,7 +124,6 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead, budget:
     beside = _beside(query, reading, chosen)
     size = num_bytes(reading, *beside.values())
     budget.check_response(size, "count")
-    _check_rows(query, reading, budget)
     if chosen in ("json", "text"):
         check_form(service, chosen, bound.corpora.values(), reading, *beside.values())
     headers = _step_headers(bound, query, request, "batches", chosen)
@@ -169,7 +169,6 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead, budget:
     beside = _beside(query, reading, chosen)
     beside_bytes = num_bytes(*beside.values())
     budget.check_response(reading.num_units * numbers * 8 + beside_bytes, "count")
-    _check_rows(query, reading, budget)
     if chosen == "text":
         raise InvalidParameter(
             "indices have no format text", parameter="format", received="text", accepted="raw, npy, json"
@@ -257,16 +256,16 @@ def _beside(query: BatchesQuery, reading: WindowReading, chosen: Format) -> dict
 
 
 def _windows(bound: BoundPlan, query: BatchesQuery, budget: Budget) -> WindowReading:
+    """Return the rows that are asked for; refuse more than may be located for one response."""
     step, count, rank, world_size = query.step, query.count, query.rank, query.world_size
     rows = bound.sampler.check_part(step, count=count, rank=rank, world_size=world_size)
-    return WindowReading(bound, budget, step=step, count=count, rank=rank, rows=rows, world_size=world_size)
-
-
-def _check_rows(query: BatchesQuery, reading: WindowReading, budget: Budget) -> None:
-    """Refuse more rows than may be located for one response."""
-    rows = reading.step_rows
-    most = budget.limits.rows // max(rows, 1)
-    budget.check(rows=query.count * rows, parameter="count", remedy=f"ask for at most {most} steps")
+    reading = WindowReading(
+        bound, budget, step=step, count=count, rank=rank, rows=rows, world_size=world_size
+    )
+    most = budget.limits.rows // max(reading.step_rows, 1)
+    remedy = f"ask for at most {most} steps"
+    budget.check(rows=count * reading.step_rows, parameter="count", remedy=remedy)
+    return reading
 
 
 def _note(
@@ -280,36 +279,41 @@ def _note(
 ) -> Reader | None:
     """Note a request, so that its next steps are prefetched or staged; return the rank that asks.
 
-    A HEAD is not noted: it takes no step, so the Live page would show one that the rank never got.
+    A HEAD takes no step: the Live page would show one that the rank never got. With the step that was trained
+    it says that the rank asks for no more.
     """
     if request.method == "HEAD":
+        if (trained := request.trained_step) is not None:
+            part = {"rank": query.rank, "world_size": query.world_size}
+            service.readers.note_end(bound, trained, **part, run=request.run)
         return None
 
-    def note() -> Reader | None:
-        return service.readers.note(
-            bound,
-            range(query.step, query.step + query.count),
-            rank=query.rank,
-            world_size=query.world_size,
-            reads_tokens=reads_tokens,
-            run=request.run,
-            trained_step=request.trained_step,
-        )
-
+    note = partial(
+        service.readers.note,
+        bound,
+        range(query.step, query.step + query.count),
+        rank=query.rank,
+        world_size=query.world_size,
+        reads_tokens=reads_tokens,
+        run=request.run,
+        trained_step=request.trained_step,
+    )
     return budget.once("reader", note) if bound.is_staged else note()
 
 
 def stage_rows(service: Service, bound: BoundPlan, reading: WindowReading, budget: Budget) -> None:
-    """Wait until the shards that rows read are on this machine."""
+    """Wait until what rows read is on this machine."""
     if not bound.is_staged:
         return
     service.stager.check_order(bound)
-    numbers: set[int] = set()
-    for pieces, _ in reading.pieces():
-        numbers.update(np.unique(pieces[:, 0]).tolist())
+    extents: set[Extent] = set()
+    first = 0
+    while first < reading.num_units:  # as rows are read: those that were located last are not located again
+        selection, part = reading.selected(first, reading.num_units)
+        extents.update(selection.extents(part, bound.staged[1]))
+        first += part.stop - part.start
         budget.spend()
-    numbers.discard(NO_SHARD)
-    service.stage((file for number in numbers for file in bound.staged[number]), budget)
+    service.stage(extents, budget)
 
 
 def _step_headers(

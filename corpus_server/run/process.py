@@ -40,8 +40,8 @@ TERMINATE: Final = b"t"
 
 EXIT_SECONDS = 5  # from the end of the channel to the end of the process
 KILL_SECONDS: Final = 1.0  # from SIGKILL to the end of the process
-IMPORT_SECONDS: Final = 120.0  # until a new template has forked a worker; a cold network disk takes a minute
-FORK_SECONDS = 5.0  # the same of a template that has imported everything: it takes 0.01 s
+IMPORT_SECONDS: Final = 120  # until a new template has forked a worker; a cold network disk takes a minute
+FORK_SECONDS: Final = 2  # the same of a template that has imported everything: it takes 0.01 s
 MAX_MESSAGE_BYTES: Final = 65536
 LATE_SECONDS: Final = 0.5  # a supervisor that wakes so late was not given the CPU, and others neither
 MAX_DESCRIPTORS: Final = 253  # of one message (SCM_MAX_FD of the kernel)
@@ -220,12 +220,10 @@ class WorkerProcess:
             file.seek(0)
             handed = [self._theirs.fileno(), file.fileno(), *(each.fileno() for each in sockets)]
             template.ask(handed)
-        try:
-            async with asyncio.timeout(FORK_SECONDS if template.has_forked else IMPORT_SECONDS):
-                heard = await asyncio.get_running_loop().sock_recv(self._channel, MAX_MESSAGE_BYTES)
-        except TimeoutError:
+        heard = await self.hear(FORK_SECONDS if template.has_forked else IMPORT_SECONDS)
+        if self._was_killed:
             template.close()  # another one is started for the next worker
-            raise ChildProcessError("the template of workers does not answer") from None
+            raise ChildProcessError("the template of workers does not answer")
         if not heard.startswith(PID):
             raise ChildProcessError(heard.decode(errors="replace") or "the template of workers has ended")
         template.has_forked = True

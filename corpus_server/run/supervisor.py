@@ -11,13 +11,12 @@ import asyncio
 import fcntl
 import logging
 import os
-import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from corpus_server.daemon_thread import in_daemon_thread
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.run.listening import listening, server_context, url
 from corpus_server.run.logs import log_to_stderr
+from corpus_server.run.metrics_folder import metrics_folder
 from corpus_server.run.process import (
     BEAT,
     BEAT_SECONDS,
@@ -68,7 +68,7 @@ def run(read_settings: Callable[[], Settings]) -> None:
         _log.warning("everybody who reaches this address may read every corpus: no tokens are asked for")
     if settings.tokens is not None and settings.reaches_beyond_loopback and settings.tls_certificate is None:
         _log.warning("tokens travel in clear text unless a proxy in front of this server speaks TLS")
-    with listening(settings) as sockets, _metrics_folder(settings) as folder:
+    with listening(settings) as sockets, metrics_folder(settings.state_dir) as folder:
         asyncio.run(_Supervisor(settings, read_settings, sockets, folder).serve())
 
 
@@ -343,30 +343,3 @@ def _end(process: WorkerProcess, code: int | None) -> str:
     if code is None:
         return f"worker {process.pid} was killed, but does not end: it waits for a disk"
     return f"worker {process.pid} ended with {name_of_end(code)}"
-
-
-@contextmanager
-def _metrics_folder(settings: Settings) -> Iterator[Path]:
-    """Make a folder for the metrics that the workers share, named for this process; remove it at the end.
-
-    A killed server leaves its folder behind; the next one to start here removes it.
-    """
-    parent = settings.state_dir / "metrics"
-    folder = parent / str(os.getpid())
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidParameter(
-            f"state_dir {settings.state_dir} cannot be written: {error}; give another with --state-dir",
-            parameter="state_dir",
-        ) from error
-    for old in parent.iterdir():
-        if not Path(f"/proc/{old.name}").exists():
-            shutil.rmtree(old, ignore_errors=True)
-    try:
-        yield folder
-    finally:
-        # Renamed first: a thread that still adds up an ended worker's counts finds no folder to write to.
-        gone = folder.with_name(f"{folder.name}.ended")
-        with suppress(OSError):
-            shutil.rmtree(folder.rename(gone), ignore_errors=True)

@@ -1,6 +1,8 @@
 """One worker process, a copy of the template (`run/template.py`).
 
-A worker ends in three phases, of which the last two end early when no connection is left:
+A worker ends in three phases, of which the last two end early when no connection is left. The first one is
+left out where nobody asks: there is no connection, and none was made within twice `drain_seconds`, as a load
+balancer does:
 
     TERMINATE   /readyz says 503, still listening, responses say `Connection: close`      drain_seconds
     RETIRE      not listening, responses say `Connection: close`                          grace_seconds
@@ -16,10 +18,10 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import math
 import os
 import pickle
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,7 +38,8 @@ from corpus_server.http.connection import Connection, Shared
 from corpus_server.metrics import shared
 from corpus_server.responses.service import Service
 from corpus_server.responses.tracing import start_tracing, stop_tracing
-from corpus_server.run.listening import BACKLOG, server_context, take_no_more
+from corpus_server.run.accepting import Acceptor
+from corpus_server.run.listening import server_context, take_no_more
 from corpus_server.run.logs import log_to_stderr
 from corpus_server.run.process import (
     BEAT,
@@ -95,17 +98,23 @@ async def _serve(orders: Orders, channel: socket.socket, listeners: list[socket.
         if orders.names_corpora:
             _name_corpora(service)
         tls = server_context(settings)
-        # Unix sockets have no TLS.
-        servers = [
-            _server(gateway, service, None if each.family == socket.AF_UNIX else tls) for each in listeners
-        ]
-        serving = [
-            loop.create_task(server.serve([each])) for server, each in zip(servers, listeners, strict=True)
-        ]
-        while not all(server.started for server in servers):
-            done, _ = await asyncio.wait(serving, timeout=_POLL_SECONDS)
+        server = _server(gateway)
+        serving = loop.create_task(server.serve([]))
+        while not server.started:
+            done, _ = await asyncio.wait([serving], timeout=_POLL_SECONDS)
             for each in done:
                 await each  # raises what kept it from starting
+        state = cast("Shared", server.server_state)
+        acceptors = [
+            Acceptor(
+                listener,
+                partial(Connection, service, gateway, state),
+                None if listener.family == socket.AF_UNIX else tls,  # Unix sockets have no TLS
+                lambda: len(state.connections),
+                shares=settings.workers > 1,
+            )
+            for listener in listeners
+        ]
         # Before the first beat, the supervisor does not take this worker for ready.
         publish = partial(service.run_probe, live.publish)
         background = [
@@ -117,26 +126,29 @@ async def _serve(orders: Orders, channel: socket.socket, listeners: list[socket.
         end = loop.time() + settings.grace_seconds
         if command == TERMINATE:
             service.draining = True
-            await asyncio.sleep(min(settings.drain_seconds, settings.grace_seconds))
-            for listener in listeners:
-                take_no_more(listener)
-            await asyncio.sleep(min(_ACCEPT_SECONDS, end - loop.time()))
-        for server in servers:
-            for listening in server.servers:
-                listening.close()
+            unused_seconds = loop.time() - max((each.taken_at for each in acceptors), default=-math.inf)
+            is_used = bool(state.connections) or unused_seconds < 2 * settings.drain_seconds
+            if is_used:
+                await asyncio.sleep(min(settings.drain_seconds, settings.grace_seconds))
+            if is_used or settings.workers == 1:  # else the others may be asked at the same sockets
+                for acceptor, listener in zip(acceptors, listeners, strict=True):
+                    take_no_more(listener)
+                    acceptor.hurry()
+                await asyncio.sleep(min(_ACCEPT_SECONDS, end - loop.time()))
+        for acceptor in acceptors:
+            acceptor.close()
         if command == RETIRE:
             # The server may end, or the supervisor die, meanwhile.
             told = loop.create_task(loop.sock_recv(channel, 1))
-            await _wait_until(lambda: told.done() or not _connections(servers), end)
+            await _wait_until(lambda: told.done() or not state.connections, end)
             end = loop.time() + settings.grace_seconds
         # Python itself would wait for ever for a thread in a hung read. This says where the threads hang.
         faulthandler.dump_traceback_later(max(0.0, end - loop.time()) + _CLEAN_UP_SECONDS, exit=True)
-        for server in servers:
-            server.should_exit = True  # closes each connection: at once when idle, else after its response
-        await _wait_until(lambda: not _connections(servers), end)
-        for connection in _connections(servers):
+        server.should_exit = True  # closes each connection: at once when idle, else after its response
+        await _wait_until(lambda: not state.connections, end)
+        for connection in list(state.connections):
             connection.transport.abort()
-        await asyncio.wait(serving, timeout=_CLEAN_UP_SECONDS)
+        await asyncio.wait([serving], timeout=_CLEAN_UP_SECONDS)
         for task in background:
             task.cancel()
     with contextlib.suppress(OSError):
@@ -144,29 +156,19 @@ async def _serve(orders: Orders, channel: socket.socket, listeners: list[socket.
     await asyncio.to_thread(stop_tracing)
 
 
-def _server(app: ASGIApp, service: Service, tls: ssl.SSLContext | None) -> uvicorn.Server:
-    """Return what holds a socket and its connections: uvicorn's server, with our protocol."""
-
-    def connect(*, server_state: Shared, **_: object) -> Connection:
-        return Connection(service, app, server_state)
-
+def _server(app: ASGIApp) -> uvicorn.Server:
+    """Return what holds the connections: uvicorn's server, which listens nowhere itself."""
     config = uvicorn.Config(
         app,
-        http=cast("type[asyncio.Protocol]", connect),
+        http=cast("type[asyncio.Protocol]", Connection),
         ws="none",
         lifespan="off",  # uvicorn would log a traceback where the start fails; `_serve` raises the error
-        backlog=BACKLOG,
         log_config=None,
         log_level="warning",
         server_header=False,
     )
     config.load()
-    config.ssl = tls
     return uvicorn.Server(config)
-
-
-def _connections(servers: list[uvicorn.Server]) -> list[Connection]:
-    return [cast("Connection", each) for server in servers for each in server.server_state.connections]
 
 
 async def _beat(channel: socket.socket) -> None:

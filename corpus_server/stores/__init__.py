@@ -1,9 +1,23 @@
-"""Corpora in object stores: their shards become local files before they are mapped."""
+"""Corpora in object stores: extents of their shards become local files before they are mapped."""
 
 from __future__ import annotations
 
-from corpus_server.stores.cache import Cache
+from corpus_server.stores.attached import check_unchanged, held
+from corpus_server.stores.cache import Cache, bytes_of
+from corpus_server.stores.extents import Blocks, Extents, ShardExtents
 from corpus_server.stores.mirror import Mirror
-from corpus_server.stores.staged import StagedFile, is_staged
+from corpus_server.stores.staged import Extent, StagedFile, is_staged
 
-__all__ = ["Cache", "Mirror", "StagedFile", "is_staged"]
+__all__ = [
+    "Blocks",
+    "Cache",
+    "Extent",
+    "Extents",
+    "Mirror",
+    "ShardExtents",
+    "StagedFile",
+    "bytes_of",
+    "check_unchanged",
+    "held",
+    "is_staged",
+]

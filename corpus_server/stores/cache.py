@@ -1,47 +1,68 @@
-"""The folder that holds shards of object stores as local files.
+"""The folder that holds extents of object stores as local files.
 
-    CACHE/lock                      locked while room is made and a file is begun
-    CACHE/shards/KEY/tokens         a whole shard; KEY names one version of one object
-    CACHE/shards/KEY/.tokens.tmp    one that is being staged; whoever writes it has it locked
-    CACHE/corpora/...               see `mirror`
-    CACHE/boot                      which start of the machine wrote all of this
+    CACHE/lock                       locked while room is made and a file is begun; says how much is there
+    CACHE/extents/KEY/tokens         an extent; KEY names one version of one object, and which bytes of it
+    CACHE/extents/KEY/.tokens.tmp    one that is being staged; whoever writes it has it locked
+    CACHE/wrong/KEY                  of an object whose bytes have another MD5 than its store says: this one
+    CACHE/corpora/...                see `mirror`
+    CACHE/boot                       which start of the machine wrote all of this
+    CACHE/limit                      how many bytes it holds; locked by every process that uses the folder
 
 Any number of processes share it. All locks are `flock`s on open files, so the kernel releases those of a
-process that is killed. A shard in use is locked by everyone who has it mapped, and a file is removed only by
-someone who has locked it alone. When a shard was last wanted is the modification time of its folder: touching
-the file would look like a change to whoever has it mapped.
+process that is killed. An extent in use is locked by everyone who has it mapped, and a file is removed only
+by someone who has locked it alone. When an extent was last wanted is the modification time of its folder:
+touching the file would look like a change to whoever has it mapped.
+
+The sum in the lock file is kept because a look at 4,000 extents takes 20 ms; each look corrects it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import shutil
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
+from weakref import finalize
 
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.publish import publishing, remove_stale
 from corpus_server.errors import CacheFull, CorpusServerError, UnreadableCorpus
+from corpus_server.settings import DEFAULT_EXTENT_BYTES
 
 PLANNED_SECONDS: Final = 10.0
-"""A shard that somebody wanted so lately is planned for: it makes room only for a request that waits."""
+"""An extent that somebody wanted so lately is planned for: it makes room only for a request that waits."""
+
+_SPARE_SHARE: Final = 64
+"""Where room is made, a further 64th of the cache is freed: a look at all extents serves for many."""
 
 _NAME: Final = "tokens"
+_SEALED_SECONDS: Final = 10**9
+"""Time of modification of every extent, which every file system can keep: whoever writes to one changes it,
+also while no server runs."""
+
 _log = logging.getLogger("corpus_server")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Kept(NamedTuple):
-    """A folder of a shard; ordered by when the shard was last wanted."""
+    """A folder of an extent; ordered by when the extent was last wanted."""
 
     wanted_seconds: float
     folder: Path
     num_bytes: int
+
+
+def bytes_of(key: str) -> tuple[int, int]:
+    """Return which bytes [start, stop) of its object an extent holds, by its key."""
+    start, _, stop = key.rpartition(".")[2].partition("-")
+    return int(start), int(stop)
 
 
 class Cache:
@@ -49,27 +70,36 @@ class Cache:
 
     Args:
         folder: made if it is missing.
-        limit_bytes: of all shards in it, whole or being staged.
+        limit_bytes: of all extents in it, whole or being staged; while other processes use the folder with
+            another limit, theirs holds.
+        extent_bytes: of each, but for the last ones of files; a multiple of the page size.
 
     Attributes:
-        num_evicted: shards that this process has removed to make room.
+        limit_bytes: which holds.
+        num_evicted: extents that this process has removed to make room.
+        needed_in: says of keys when their extents are needed next, in any unit; infinity if it does not know.
 
     Raises:
         UnreadableCorpus: the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
+    def __init__(self, folder: Path, limit_bytes: int, extent_bytes: int = DEFAULT_EXTENT_BYTES) -> None:
         self.folder = folder
-        self.limit_bytes = limit_bytes
+        self.extent_bytes = extent_bytes
+        self._has_said_changed = False
         self.num_evicted = 0
-        self.shards = folder / "shards"
+        self.needed_in: Callable[[Sequence[str]], Iterable[float]] = lambda keys: [math.inf] * len(keys)
+        self.extents = folder / "extents"
         self.corpora = folder / "corpora"
+        self._wrong = folder / "wrong"
+        self._folders = (self.extents, self.corpora, self._wrong)
         try:
-            self.shards.mkdir(parents=True, exist_ok=True)
-            self.corpora.mkdir(exist_ok=True)
-            with self.locked():
+            for each in self._folders:
+                each.mkdir(parents=True, exist_ok=True)
+            with self.locked() as lock:
                 self._empty_after_reboot()
-                self._remove_unfinished()
+                self._count_again(lock)
+                self.limit_bytes = self._agreed(limit_bytes)
         except OSError as error:
             raise UnreadableCorpus(
                 f"the cache folder {folder} cannot be used: {error.strerror}",
@@ -77,49 +107,75 @@ class Cache:
             ) from error
 
     def has(self, key: str) -> bool:
-        """Tell whether a shard is there, whole."""
-        return (self.shards / key / _NAME).exists()
+        """Tell whether an extent is there, whole."""
+        return os.path.exists(f"{self.extents}/{key}/{_NAME}")  # noqa: PTH110 - thousands are asked for each second
+
+    def keys(self) -> set[str]:
+        """Return the keys of all extents, and of those that are being staged."""
+        try:
+            return set(os.listdir(self.extents))  # noqa: PTH208 - a third of the time, of thousands
+        except OSError:  # the whole cache was removed
+            return set()
+
+    def parts_of(self, object_key: str) -> dict[str, tuple[int, int]]:
+        """Return the extents of an object that are there: keys, and which bytes [start, stop) each holds."""
+        prefix = f"{object_key}."
+        return {key: bytes_of(key) for key in self.keys() if key.startswith(prefix) and self.has(key)}
+
+    def held(self) -> tuple[int, int]:
+        """Return how many extents there are, with those that are being staged, and their bytes."""
+        try:
+            with self.locked() as lock:
+                return len(self.keys()), lock.num_bytes
+        except OSError:  # as in `keys`
+            return 0, 0
 
     def open(self, key: str) -> OpenFile | None:
-        """Open a shard, which stays until the file is closed; None if it is not there.
+        """Open an extent, which stays until the file is closed; None if it is not there.
 
         Raises:
             UnreadableCorpus: it is there and cannot be opened, for example for want of descriptors.
         """
         while self.has(key):
             try:
-                file = OpenFile(self.shards / key / _NAME)
+                file = OpenFile(self.extents / key / _NAME)
             except UnreadableCorpus as error:
                 if isinstance(error.__cause__, FileNotFoundError):  # it was removed a moment ago
                     continue
                 raise
             try:
                 fcntl.flock(file.fd, fcntl.LOCK_SH)
+                status = os.fstat(file.fd)
                 # Between opening and locking, it may have been removed.
-                if os.fstat(file.fd).st_nlink:
+                if status.st_nlink and int(status.st_mtime) == _SEALED_SECONDS:
                     return file
             except OSError as error:
                 file.close()
                 raise file.unreadable(f"cannot be locked: {error.strerror}", "check its disk") from error
             file.close()
+            if status.st_nlink:
+                if not self._has_said_changed:  # a cache that was copied by hand has thousands
+                    _log.warning("extent %s was changed in the cache: such ones are staged anew", key)
+                self._has_said_changed = True
+                self.discard(key)
+                return None
         return None
 
     def touch(self, key: str, *, planned: bool = True) -> None:
-        """Note that a shard is wanted; if not `planned`, that it was until now."""
+        """Note that an extent is wanted; if not `planned`, that it was until now."""
         seconds = time.time() - (0 if planned else PLANNED_SECONDS)
         with suppress(OSError):
-            os.utime(self.shards / key, (seconds, seconds))
+            os.utime(f"{self.extents}/{key}", (seconds, seconds))
 
     def discard(self, key: str) -> None:
-        """Remove a shard that is not what it was when it was staged; whoever has it open keeps it."""
-        with suppress(OSError), self.locked():  # the whole cache may have been removed
-            _remove(self.shards / key)
+        """Remove an extent that is not what it was when it was staged, unless somebody has it open."""
+        with suppress(OSError), self.locked() as lock:  # the whole cache may have been removed
+            lock.add(-_remove(self.extents / key))
 
     def sync(self, key: str) -> None:
-        """Wait until a shard is on the disk. If the disk fails, take the shard away from everybody.
+        """Wait until an extent is on the disk. If the disk fails, take the extent away from everybody.
 
-        After a failed write the kernel may forget pages, and read others in their place. Whoever has the file
-        mapped finds that it was removed, and serves nothing more of it.
+        After a failed write the kernel may forget pages, and read others in their place.
         """
         file = self.open(key)
         if file is None:
@@ -128,13 +184,35 @@ class Cache:
             try:
                 os.fdatasync(file.fd)
             except OSError as error:
-                _log.error("the cache's disk did not take shard %s: %s", key, error.strerror)
-                with suppress(OSError):
-                    (self.shards / key / _NAME).unlink()
+                _log.error("the cache's disk did not take extent %s: %s", key, error.strerror)
+                self._revoke(key)
+
+    def mark(self, key: str) -> Path:
+        """Return the file that says that an object is wrong."""
+        return self._wrong / key
+
+    def wrong_md5(self, key: str) -> str | None:
+        """Return the MD5 of an object that was found to be wrong; else None."""
+        try:
+            return self.mark(key).read_text()
+        except OSError:
+            return None
+
+    def mark_wrong(self, key: str, md5: str, extents: Iterable[str]) -> None:
+        """Note that an object is wrong, and take its extents away from everybody."""
+        with suppress(OSError):  # a full disk: it is found out again
+            self.mark(key).write_text(md5)
+        for each in extents:
+            self._revoke(each)
+
+    def _revoke(self, key: str) -> None:
+        """Remove an extent. Whoever has it open finds that it was removed, and serves no more of it."""
+        with suppress(OSError):
+            (self.extents / key / _NAME).unlink()
 
     @contextmanager
     def filling(self, key: str, num_bytes: int, *, urgent: bool) -> Iterator[BinaryIO]:
-        """Yield a file of a size, which becomes a shard when the block ends without an error.
+        """Yield a file of a size, which becomes an extent when the block ends without an error.
 
         Args:
             urgent: a request waits for it, see `PLANNED_SECONDS`.
@@ -143,32 +221,69 @@ class Cache:
             CacheFull: there is no room for it: within the limit, or on the disk.
             BlockingIOError: someone else is staging it.
         """
-        folder = self.shards / key
+        folder = self.extents / key
         try:
-            with ExitStack() as stack:
-                with self.locked():
-                    folder.mkdir(exist_ok=True)
-                    stack.callback(_remove_unfinished, folder)
-                    file = stack.enter_context(publishing(folder / _NAME, durable=False))
-                    self._make_room(num_bytes, urgent=urgent)
-                    file.truncate(num_bytes)  # so that others count it
+            with self.locked() as lock, ExitStack() as opened:  # nobody counts one that has no room
+                folder.mkdir(exist_ok=True)
+                opened.callback(_remove_unfinished, folder)
+                file = opened.enter_context(publishing(folder / _NAME, durable=False))
+                self._make_room(lock, num_bytes, urgent=urgent)
+                file.truncate(num_bytes)  # so that others count it
+                lock.add(num_bytes)
+                begun = opened.pop_all()
+            try:
                 if num_bytes:  # all of it now: a full disk shows before anything is fetched
                     os.posix_fallocate(file.fileno(), 0, num_bytes)
                 yield file
+                file.flush()
+                os.utime(file.fileno(), (_SEALED_SECONDS, _SEALED_SECONDS))
+                begun.close()
+            except BaseException:
+                with ExitStack() as locked:  # else others count it in between
+                    with suppress(OSError):
+                        locked.enter_context(self.locked()).add(-num_bytes)
+                    begun.__exit__(*sys.exc_info())
+                raise
         except BlockingIOError:
             raise
         except OSError as error:
             raise CacheFull(
-                f"{num_bytes} bytes of a shard cannot be written to {self.folder}: {error.strerror}",
+                f"{num_bytes} bytes of an extent cannot be written to {self.folder}: {error.strerror}",
                 remedy="make room on its disk, or give a smaller --cache-bytes",
             ) from error
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[_Lock]:
         """Be the only one, of all processes, who adds or removes files; for milliseconds."""
-        with (self.folder / "lock").open("wb") as file:
+        with (self.folder / "lock").open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            yield _Lock(file)
+
+    def _agreed(self, limit_bytes: int) -> int:
+        """Return the limit of all who use the folder, this process from now on, too; the folder is locked.
+
+        With limits of their own, the smallest one would empty the folder, and starve while others plan for
+        what they take for room.
+        """
+        file = os.open(self.folder / "limit", os.O_RDWR | os.O_CREAT, 0o666)
+        finalize(self, os.close, file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # somebody uses the folder
+            text = os.pread(file, 32, 0)
+            agreed = int(text) if text.isdigit() else limit_bytes
+        else:
+            agreed = limit_bytes
+            os.truncate(file, 0)
+            os.pwrite(file, b"%d" % limit_bytes, 0)
+        fcntl.flock(file, fcntl.LOCK_SH)  # nobody asks for more: that needs the lock of the folder
+        if agreed != limit_bytes:
+            _log.warning(
+                "the cache folder %s holds at most %d bytes, as others have it that use it now; "
+                "--cache-bytes %d counts once nobody does",
+                *(self.folder, agreed, limit_bytes),
+            )
+        return agreed
 
     def _empty_after_reboot(self) -> None:
         """Empty the cache if the machine was started again: nobody waits until shards are on the disk.
@@ -179,60 +294,87 @@ class Cache:
         with suppress(OSError):  # other systems than Linux
             now = _BOOT_ID.read_bytes()
         if boot.exists() and boot.read_bytes() != now:
-            for folder in (self.shards, self.corpora):
+            for folder in self._folders:
                 shutil.rmtree(folder)
                 folder.mkdir()
         boot.write_bytes(now)
 
-    def _make_room(self, num_bytes: int, *, urgent: bool) -> None:
-        """Remove the shards wanted longest ago until `num_bytes` more fit."""
-        self._remove_unfinished()
-        kept = sorted(self._kept())
-        excess = sum(each.num_bytes for each in kept) + num_bytes - self.limit_bytes
+    def _make_room(self, lock: _Lock, num_bytes: int, *, urgent: bool) -> None:
+        """Remove extents until `num_bytes` more fit: those needed last, or else those wanted longest ago."""
+        if lock.num_bytes + num_bytes <= self.limit_bytes:
+            return
+        kept = self._count_again(lock)
+        needed_in = self.needed_in([each.folder.name for each in kept])
+        kept = [each for _, each in sorted(zip((-when for when in needed_in), kept, strict=True))]
+        excess = lock.num_bytes + num_bytes - self.limit_bytes
+        spare = self.limit_bytes // _SPARE_SHARE
         now = time.time()
         for each in kept:
-            if excess <= 0:
+            if excess <= 0 and (spare := spare - each.num_bytes) < 0:
                 return
             # A time that is yet to come was written before the clock was set back.
             planned = abs(now - each.wanted_seconds) <= PLANNED_SECONDS
-            if (urgent or not planned) and _remove(each.folder):
-                self.num_evicted += 1  # one thread at a time: the cache is locked
-                excess -= each.num_bytes
+            if (urgent and excess > 0) or not planned:
+                removed = _remove(each.folder)
+                self.num_evicted += removed > 0  # one thread at a time: the cache is locked
+                excess -= removed
+                lock.add(-removed)
         if excess > 0:
             raise CacheFull(
-                f"no room for a shard of {num_bytes} bytes: --cache-bytes is {self.limit_bytes}, and all "
+                f"no room for an extent of {num_bytes} bytes: --cache-bytes is {self.limit_bytes}, and all "
                 f"that the cache {self.folder} holds is in use or planned",
-                remedy="give a larger --cache-bytes",
+                remedy="give a larger --cache-bytes to the servers that share the folder, and start all anew",
             )
 
-    def _remove_unfinished(self) -> None:
-        for folder in self.shards.iterdir():
-            _remove_unfinished(folder)
-
-    def _kept(self) -> list[_Kept]:
+    def _count_again(self, lock: _Lock) -> list[_Kept]:
+        """Remove what killed processes left, and correct the sum of bytes; return all extents."""
         found = []
-        for folder in self.shards.iterdir():
+        for folder in self.extents.iterdir():
+            _remove_unfinished(folder)
             with suppress(FileNotFoundError, NotADirectoryError):
                 num_bytes = sum(file.stat().st_size for file in folder.iterdir())
                 found.append(_Kept(folder.stat().st_mtime, folder, num_bytes))
+        lock.num_bytes = sum(each.num_bytes for each in found)
         return found
+
+
+class _Lock:
+    """The locked file; while it is locked, `num_bytes` in it are those of all extents."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the sum; more than any limit if the file says none, so that it is counted."""
+        text = os.pread(self._file.fileno(), 32, 0)
+        return int(text) if text.isdigit() else 2**62
+
+    @num_bytes.setter
+    def num_bytes(self, num_bytes: int) -> None:
+        os.truncate(self._file.fileno(), 0)
+        os.write(self._file.fileno(), b"%d" % max(0, num_bytes))
+
+    def add(self, num_bytes: int) -> None:
+        """Add to the sum."""
+        self.num_bytes += num_bytes
 
 
 def _remove_unfinished(folder: Path) -> None:
     """Remove what a killed process left."""
     with suppress(OSError):  # someone is writing it, or has just removed it
         remove_stale(folder / _NAME)
-    with suppress(OSError):  # there is a shard in it
+    with suppress(OSError):  # there is an extent in it
         folder.rmdir()
 
 
-def _remove(folder: Path) -> bool:
-    """Remove a shard that nobody has in use, and return whether that was done."""
+def _remove(folder: Path) -> int:
+    """Remove an extent that nobody has in use, and return how many bytes that freed."""
     try:
         with OpenFile(folder / _NAME) as file:
             fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (folder / _NAME).unlink()
-        folder.rmdir()
+            folder.rmdir()
+            return file.size_bytes
     except (OSError, CorpusServerError):
-        return False
-    return True
+        return 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -24,18 +25,21 @@ from typing import Final
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing, OpenFile
-from corpus_server.corpus.fingerprints import load_sidecar
+from corpus_server.corpus.fingerprints import FINE_BLOCK_BYTES, load_sidecar
 from corpus_server.corpus.formats.registry import is_mask, is_side_file, is_unread, mask_names
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.shards import contents
+from corpus_server.corpus.snapshots import address_of
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus.views import open_corpus
-from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.corpus_spec import FILES, CorpusSpec
 from corpus_server.errors import InvalidParameter, StoreFailed, UnreadableCorpus
 from corpus_server.stores.cache import Cache
 from corpus_server.stores.download import RANGE_BYTES, Recorded
 from corpus_server.stores.objects import Store, StoreObject
 from corpus_server.stores.staged import StagedFile, is_staged
+
+_log = logging.getLogger("corpus_server")
 
 _THREADS: Final = 32  # requests at a time while a corpus is opened; each waits for the network
 
@@ -73,6 +77,8 @@ class Mirror(Closing):
                 remedy="check the URL; an empty response may also mean that the credentials may not list",
             )
         for each in found:
+            if spec.store == FILES:
+                _check_no_link(folder, each.path)
             if each.etag is None and each.modified.startswith("1970-"):
                 what = "the server sends neither ETag nor Last-Modified: changes would go unnoticed"
                 remedy = "serve it by a server that sends one of them"
@@ -101,17 +107,43 @@ class Mirror(Closing):
 
     def open_corpus(self) -> Corpus:
         """Open the corpus; the caller closes it."""
-        spec = replace(self._spec, path=self._root / self._rest, store=None)
+        address = address_of(self._spec)
+        spec = replace(self._spec, path=self._root / self._rest, store=None, address=address)
         with said_of(str(self._root), self._url[: len(self._url) - len(self._rest)].rstrip("/")):
             corpus = open_corpus(spec, files=self)
+        _ = corpus.sampled_ids  # kept; later each sample would be a request, one after another
         hashes = load_sidecar(spec)
         content = contents(corpus.shards)
         recorded = (None,) * len(content) if hashes is None else hashes.shards
+        for (
+            shard
+        ) in corpus.shards:  # what was read of it has them, unless it is one of several runs of its file
+            if (
+                is_staged(shard.file)
+                and shard.num_tokens
+                and shard.file.has_ends(shard.data_offset, shard.data_bytes)
+            ):
+                shard.read_edges()
         for shard, its in zip(content, recorded, strict=True):
             if is_staged(shard.file):
                 shard.file.forget_ends()
-                if its is not None:  # checked when the file is staged
-                    shard.file.recorded.append(Recorded(shard.data_offset, shard.data_bytes, its.digests))
+                if its is not None:  # checked when an extent is staged
+                    shard.file.recorded.append(Recorded.of(shard, its))
+        large = {file for shard in content if is_staged(file := shard.file) and len(file.extents) > 1}
+        if any(each.block_bytes > FINE_BLOCK_BYTES for file in large for each in file.recorded):
+            _log.warning(
+                "corpus %s: its hashes were recorded of blocks of 16 MiB, so a bounded shuffle fetches "
+                "extents in which two of its blocks meet for both; run corpus-server verify --record again "
+                "where the files lie, and put the new hashes file beside them",
+                corpus.name,
+            )
+        if hashes is None and large:
+            _log.warning(
+                "corpus %s: %d of its files have more than %d bytes and no recorded hashes, so their "
+                "extents are served before the whole was checked; run corpus-server verify --record where "
+                "the files lie, and put the hashes file beside them",
+                *(corpus.name, len(large), self._cache.extent_bytes),
+            )
         return corpus
 
     def close(self) -> None:
@@ -218,6 +250,19 @@ def _name_below(folder: str, path: str) -> str:
             f"the object {path!r} cannot be a file's name", received=path, remedy="rename or exclude it"
         )
     return name
+
+
+def _check_no_link(folder: str, path: str) -> None:
+    """Refuse a file below a folder of this machine that is reached by a symbolic link.
+
+    Raises:
+        UnreadableCorpus: nobody sees from outside what such a link brings into a corpus.
+    """
+    root, found = (os.path.realpath(f"/{each}") for each in (folder, path))
+    if Path(found) != Path(root, _name_below(folder, path)):
+        raise UnreadableCorpus(
+            f"/{path}: is a symbolic link, or lies below one", remedy="copy or hard-link the file"
+        )
 
 
 def _lock(folder: Path, how: int) -> int:

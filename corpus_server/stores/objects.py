@@ -62,7 +62,7 @@ class StoreObject:
 
 
 class Store:
-    """A bucket, a container or a web server.
+    """A bucket, a container, a web server, or the files of this machine, which may lie on a network's disk.
 
     Credentials and endpoints are those that obstore finds in the environment.
 
@@ -75,8 +75,9 @@ class Store:
         self._obstore: Any = optional_package("obstore", extra="stores", purpose=f"A corpus at {url}")
         store: Any = optional_package("obstore.store", extra="stores", purpose=f"A corpus at {url}")
         parts = urlsplit(url)
-        if not parts.hostname or parts.query or parts.fragment or parts.username:
-            accepted = "scheme://bucket/path, without query, fragment or user"
+        has_host = not parts.hostname if parts.scheme == "file" else parts.hostname
+        if not has_host or parts.query or parts.fragment or parts.username:
+            accepted = "scheme://bucket/path or file:///path, without query, fragment or user"
             raise InvalidParameter.expected("path", accepted, url)
         if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
             remedy = "use https: nothing would notice other bytes on the way"
@@ -86,7 +87,7 @@ class Store:
         # Given options would replace those of the environment, like AWS_ALLOW_HTTP.
         options = {"client_options": {"allow_http": True}} if parts.scheme == "http" else {}
         try:
-            self._store = store.from_url(self.root, retry_config=_RETRIES, **options)
+            self._store = store.from_url(self.root or "file:///", retry_config=_RETRIES, **options)
         except Exception as error:
             raise self._failed(url, error) from error
 

@@ -28,7 +28,7 @@ from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.selection import ShardFile, files_of, in_order
 from corpus_server.corpus.snapshots import snapshot_folder
 from corpus_server.corpus.tokenizers import BESIDE, FILE_NAMES
-from corpus_server.corpus_spec import ALL, HUB, CorpusSpec
+from corpus_server.corpus_spec import ALL, HUB, MAX_LICENSE, CorpusSpec
 from corpus_server.errors import CorpusServerError, InvalidParameter, StoreFailed, UnreadableCorpus
 from corpus_server.extras import optional_package
 from corpus_server.stores.mirror import beside, said_of
@@ -37,6 +37,7 @@ Say = Callable[[str], None]
 """Tells a person what is about to happen."""
 
 _LISTING: Final = ".corpus-server.json"  # in the folder of a commit: sizes of the files that it has, by name
+_LICENSE: Final = ".corpus-server-license"  # beside it, what the repository's card says
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -50,6 +51,7 @@ class Snapshot:
         kind, name, revision: of the repository, as the user named them.
         folder: where its files lie once they are downloaded.
         sizes: bytes of all of its files by name.
+        license: as the repository's card says it; None if it says none.
     """
 
     url: str
@@ -59,6 +61,7 @@ class Snapshot:
     commit: str
     folder: Path
     sizes: dict[str, int]
+    license: str | None = None
 
     def fetch(self, names: Sequence[str], say: Say) -> None:
         """Download those of the files that the cache does not hold.
@@ -90,6 +93,7 @@ class Snapshot:
             raise StoreFailed(what, remedy="check the network, and try again")
         with suppress(OSError):  # a cache for reading: without the network it cannot be used
             _write(self.folder / _LISTING, json.dumps(self.sizes))
+            _write(self.folder / _LICENSE, self.license or "")
             if self.revision != self.commit:
                 _write(self.folder.parents[1] / "refs" / self.revision, self.commit)
 
@@ -134,13 +138,21 @@ def fetched(spec: CorpusSpec, say: Say, *, splits: bool = False) -> CorpusSpec:
             chosen = files_of(replace(local, split=spec.split or (ALL if splits else None)), files)
             names = [each.path.relative_to(found.folder).as_posix() for each in chosen]
     found.fetch(names, say)
-    return local.narrowed()
+    return replace(local, license=spec.license or found.license).narrowed()
 
 
 def fetched_tokenizer(source: str, say: Say) -> str:
     """Return the path of a tokenizer's file, downloaded if `source` is `hf://REPOSITORY[/PATH]`."""
     if (match := HUB.match(source)) is None:
         return source
+    try:
+        return _fetched_tokenizer(source, match, say)
+    except StoreFailed as error:
+        remedy = f"{error.remedy}; a tokenizer.json of this machine, or `bytes`, needs no network"
+        raise StoreFailed(error.detail, remedy=remedy) from error
+
+
+def _fetched_tokenizer(source: str, match: re.Match[str], say: Say) -> str:
     found = snapshot(match[0])
     path = source[match.end() :].strip("/")
     names = below(found, path)
@@ -189,13 +201,15 @@ def snapshot(url: str) -> Snapshot:
     folder = snapshot_folder(Path(hub.constants.HF_HUB_CACHE).resolve(), f"{kind}s", name, "")
     commit = revision if _COMMIT.fullmatch(revision) else None
     sizes = None if commit is None else _read_listing(folder / commit)
+    said: object = None
     if sizes is None:
         try:
             with _asking(url, name):
                 api = hub.HfApi()
                 about = {"repo_id": name, "repo_type": kind}
                 timeout = hub.constants.HF_HUB_ETAG_TIMEOUT
-                commit = commit or str(api.repo_info(**about, revision=revision, timeout=timeout).sha)
+                described = api.repo_info(**about, revision=revision, timeout=timeout)
+                commit, said = commit or str(described.sha), getattr(described, "card_data", None)
                 if (sizes := _read_listing(folder / commit)) is None:
                     tree = api.list_repo_tree(**about, revision=commit, recursive=True)
                     sizes = {each.path: each.size for each in tree if hasattr(each, "size")}
@@ -205,6 +219,10 @@ def snapshot(url: str) -> Snapshot:
             if commit is None or (sizes := _read_listing(folder / commit)) is None:
                 raise
     assert commit is not None
+    license_name = _license_of(said)
+    if license_name is None:
+        with suppress(OSError):
+            license_name = (folder / commit / _LICENSE).read_text()[:MAX_LICENSE] or None
     return Snapshot(
         url=f"{url.partition('@')[0]}@{commit}",
         kind=kind,
@@ -213,7 +231,17 @@ def snapshot(url: str) -> Snapshot:
         commit=commit,
         folder=folder / commit,
         sizes=sizes,
+        license=license_name,
     )
+
+
+def _license_of(card: Any) -> str | None:
+    """Return the license that the card of a repository names; of several one after another."""
+    named = None if card is None else card.get("license")
+    named = ", ".join(map(str, named)) if isinstance(named, list) else named
+    if not isinstance(named, str) or not named.isprintable():
+        return None
+    return named[:MAX_LICENSE] or None
 
 
 def _read_listing(folder: Path) -> dict[str, int] | None:

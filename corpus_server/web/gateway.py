@@ -96,7 +96,7 @@ class Gateway:
         """Return the application, or the refusal of the request."""
         try:
             check_unambiguous(scope["http_version"], [name for name, _ in scope["headers"]])
-            head.caller = service.admission.check(head)
+            service.admission.check(head)
             # Monitoring adds parameters of its own to the routes outside /v1, twice or not.
             if scope["path"].startswith("/v1/"):
                 parameters(head.query_string)

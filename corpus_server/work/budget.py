@@ -82,11 +82,12 @@ class Budget:
         caller, max_response_bytes: see above.
         rows, num_bytes: that were spent.
         locate_seconds: spent on finding out where rows lie.
+        staging_since, staging_seconds: when waiting for an object store began, and how long it took.
     """
 
     # Class attributes until they are needed: one budget is made for each small batch.
     rows = num_bytes = 0
-    locate_seconds = 0.0
+    locate_seconds = staging_since = staging_seconds = 0.0
     _kept: dict[Hashable, Any] | None = None
     _has_ended = False
     _ends: list[Callable[[bool], None]] | None = None

@@ -112,7 +112,7 @@ def _parser(known: Mapping[str, Any]) -> argparse.ArgumentParser:
     parser.add_argument("--before", metavar="COMMIT", help=before)
     tls = "throughput, latency, paced by https, and without TLS beside it"
     parser.add_argument("--tls", action="store_true", help=tls)
-    only = "of cold, packing: this part only; may be given several times"
+    only = "of cold, packing, bucket: this part only; may be given several times"
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help=only)
     quick = "everything once, on tiny data: does it run? Under a minute an axis"
     parser.add_argument("--quick", action="store_true", help=quick)

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from unittest import mock
 
 import torch
@@ -30,7 +29,7 @@ from corpus_client import CorpusLoader, Placement, Staging
 from corpus_client.network.replicas import Exchange, Replicas
 from corpus_client.network.transport import Buffer
 from corpus_client.network.wire import ArrayRequest
-from corpus_client.plan import state
+from corpus_client.plan import iteration
 from scripts.benchmarks.contender import Contender, Shape, check
 from scripts.benchmarks.corpus import NAME
 from scripts.benchmarks.ours import IN_FLIGHT, Ours, steps_per_request
@@ -130,9 +129,10 @@ def connect(job: Job) -> Callable[[float], dict[str, float]]:
 class TimedReplicas(Replicas):
     """Record when each request was sent, and the time until its response was complete and checked."""
 
-    def __init__(self, into: list[tuple[float, float]], *arguments: Any, **named: Any) -> None:
+    into: ClassVar[list[tuple[float, float]]]  # of a subclass for each loader
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._into = into
         self._sent: dict[int, float] = {}
 
     def begin(self, request: ArrayRequest) -> Exchange:
@@ -144,7 +144,7 @@ class TimedReplicas(Replicas):
     def finish(self, exchange: Exchange, buffer: Buffer) -> None:
         super().finish(exchange, buffer)
         sent = self._sent.pop(id(exchange))
-        self._into.append((sent, time.monotonic() - sent))
+        self.into.append((sent, time.monotonic() - sent))
 
 
 class Paced:
@@ -158,7 +158,8 @@ class Paced:
         self._requests: list[tuple[float, float]] = []
         slot_bytes = -(-2 * job.rows * job.length // mmap.PAGESIZE) * mmap.PAGESIZE
         # The loader offers no hook for this, so requests are timed where it makes its connections.
-        with mock.patch.object(state, "Replicas", partial(TimedReplicas, self._requests)):
+        timed = type("TimedReplicas", (TimedReplicas,), {"into": self._requests})
+        with mock.patch.object(iteration, "Replicas", timed):
             self._loader = CorpusLoader(
                 job.at,
                 corpus=NAME,

@@ -17,9 +17,10 @@ from corpus_client.network.replicas import Replicas
 from corpus_client.network.transport import Connection
 from corpus_client.network.wire import steps_request
 from corpus_client.staging.slots import choose_slot_sizes
-from scripts.benchmarks.contender import Shape
+from scripts.benchmarks.contender import Delivered, Shape
+from scripts.benchmarks.corpus import NAME
 from scripts.benchmarks.expected import Expected, document_of
-from scripts.benchmarks.servers import Server
+from scripts.benchmarks.servers import Server, own_servers
 
 PREFETCH_BYTES = 64 << 20
 """A quarter of the loader's default: a turn begins by consuming what was prefetched before it."""
@@ -42,35 +43,38 @@ def steps_per_request(shape: Shape) -> int:
 
 
 class Ours:
-    """Deliver by `CorpusLoader(dtype=None)`: tokens as stored.
+    """Deliver by `CorpusLoader`.
 
     Args:
-        local_root, verify: options of the loader.
+        server: None: the one that the loader starts for the corpus's path.
+        dtype, local_root, verify: options of the loader; without a dtype tokens are as stored.
         fields: of the plan, as of `document_of`.
     """
 
     def __init__(
         self,
         name: str,
-        server: Server,
+        server: Server | None,
         shape: Shape,
         path: Path,
         *,
+        dtype: torch.dtype | None = None,
         local_root: Path | None = None,
         verify: bool = True,
         **fields: Any,
     ) -> None:
         self.name = name
-        self.pids = server.pids
         self.ahead_bytes = ahead_bytes(shape)
+        self._dtype = dtype
         self._loader = CorpusLoader(
-            server.url,
+            {NAME: path} if server is None else server.url,
             plan=document_of(shape, **fields),
             device="cpu",
-            dtype=None,
+            dtype=dtype,
             network=Network(in_flight=IN_FLIGHT, verify=verify),
             staging=Staging(prefetch_bytes=self.ahead_bytes, local_root=local_root),
         )
+        self.pids = own_servers() if server is None else server.pids
         self._plan = path, shape, fields
 
     @cached_property
@@ -78,8 +82,9 @@ class Ours:
         path, shape, fields = self._plan
         return Expected(path, shape, **fields)
 
-    def next(self) -> torch.Tensor:
-        return next(self._loader).tokens
+    def next(self) -> Delivered:
+        batch = next(self._loader)
+        return batch.tokens if self._dtype is None else (batch.inputs, batch.targets)
 
     def starts(self, step: int) -> npt.NDArray[np.int64]:
         return self._expected.starts(step)

@@ -28,6 +28,7 @@ import psutil
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.tools.viewing.make import make_view
+from tests.metadata import write_metadata
 from tests.raw_http import RawConnection, get
 from tests.serving import RunningServer, run_here
 
@@ -63,6 +64,8 @@ def write_corpora(folder: Path) -> dict[str, str]:
     small = tokens[: int(lengths[:20_000].sum())]
     (folder / "few").mkdir()
     (folder / "few" / "few.bin").write_bytes(small.tobytes())
+    names = [f"document {number}" for number in range(20_000)]
+    write_metadata(folder / "few" / "documents", {"id": names, "url": [f"https://{each}" for each in names]})
     for name in ("docs", "few"):
         made = run_here("index", f"{folder / name},eot=0,dtype=uint16")
         assert made.returncode == 0, made.stderr
@@ -255,6 +258,9 @@ def questions(server: RunningServer) -> dict[str, Callable[[], bytes]]:
         "search": lambda: get("/v1/corpora/text/search", text="zzzzzzzz"),
         "rows as text, 2^20 tokens": lambda: get(
             f"/v1/plans/{posted('text', 4096)}/rows", step=0, count=4096
+        ),
+        "4,096 rows of 65,536 with all metadata": lambda: get(
+            f"/v1/plans/{posted('few', 2**16)}/rows", step=0, count=4096, metadata="all"
         ),
         "tokens as JSON, 2^20": lambda: get("/v1/corpora/text/tokens", count=2**20, format="json"),
         "tokens as text, 2^20": lambda: get("/v1/corpora/text/tokens", count=2**20, format="text"),

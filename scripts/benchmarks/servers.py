@@ -44,7 +44,7 @@ class Server:
 
 @contextmanager
 def serving(
-    corpora: Mapping[str, Path],
+    corpora: Mapping[str, Path | str],
     *,
     uds: Path | None = None,
     arguments: Sequence[str] = (),
@@ -54,7 +54,7 @@ def serving(
     """Serve corpora from another process until the block ends.
 
     Args:
-        corpora: path by name.
+        corpora: path, or URL of a store, by name.
         uds: listen on this Unix-domain socket instead of a port.
         arguments: more of the command line.
         tree: the checkout whose server runs.
@@ -75,6 +75,12 @@ def serving(
         with running(command, ready=partial(is_ready, url), tree=tree) as process:
             workers = psutil.Process(process.pid).children(recursive=True)
             yield Server(url=url, port=port, pids=[process.pid, *(worker.pid for worker in workers)])
+
+
+def own_servers() -> list[int]:
+    """Return the processes of the servers that loaders of this process started for paths."""
+    children = psutil.Process().children(recursive=True)
+    return [each.pid for each in children if "--while-locked" in each.cmdline()]
 
 
 @contextmanager

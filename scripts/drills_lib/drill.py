@@ -24,6 +24,10 @@ class Skipped(Exception):
     """The drill needs something that this machine does not have; its message says what."""
 
 
+class Ended(Exception):
+    """The drill was ended, because it took too long; its message says so."""
+
+
 @dataclass
 class Found:
     """What a drill measured, and what must not have happened."""
@@ -82,21 +86,23 @@ class Drill:
             self.run(folder / "files", found)
         except Skipped as error:
             left_out = str(error)
+        except Ended as error:  # what it has found so far is told
+            found.failures.append(str(error))
         except Exception as error:
             logging.getLogger("drills").exception("the drill broke")
             found.failures.append(f"{type(error).__name__}: {error}"[:2000])
         (folder / FOUND).write_text(json.dumps([found.figures, found.failures, left_out]))
 
 
-def outcome(folder: Path) -> tuple[str, Found]:
-    """Return the result of a drill that was performed in a folder, in a few words, and what it found.
+def outcome(folder: Path) -> tuple[str, str, Found]:
+    """Return how a drill that was performed in a folder ended, why it was left out, and what it found.
 
     Raises:
         FileNotFoundError: its process ended before.
     """
     figures, failures, left_out = json.loads((folder / FOUND).read_text())
-    word = f"left out: {left_out}" if left_out else "failed" if failures else "passed"
-    return word, Found(figures, failures)
+    word = "left out" if left_out else "failed" if failures else "passed"
+    return word, left_out, Found(figures, failures)
 
 
 @cache

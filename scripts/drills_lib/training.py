@@ -34,9 +34,10 @@ class Web:
         self.tokens = some_tokens(num_tokens)
         self.path = write_raw(folder / "web.bin", self.tokens)
 
-    def right(self, step: int) -> np.ndarray:
+    def right(self, step: int, stride: int = SEQ_LEN) -> np.ndarray:
         """Return the tokens of a step, `(NUM_ROWS, SEQ_LEN + 1)`."""
-        starts = np.arange(step * NUM_ROWS, (step + 1) * NUM_ROWS) * SEQ_LEN
+        num_windows = (self.tokens.size - SEQ_LEN - 1) // stride + 1
+        starts = np.arange(step * NUM_ROWS, (step + 1) * NUM_ROWS) % num_windows * stride
         return np.asarray(self.tokens[starts[:, None] + np.arange(SEQ_LEN + 1)])
 
 
@@ -82,7 +83,7 @@ def train(
         "order": "sequential",
     }
     options = {"device": "cpu", "dtype": None, "staging": Staging(prefetch_bytes=1 << 13), **options}
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)  # a drill that is ended does not wait for it
     with CorpusLoader(urls, **plan, **options) as loader:
         for _ in range(warm_up):  # until it is known what is usual
             next(loader)
@@ -99,6 +100,13 @@ def train(
         raise failures[0]
     loop.num_retries, loop.num_hedged = stats.num_retries, stats.num_hedged
     return loop
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return how long a function takes."""
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from corpus_client.staging.fetcher import FetchRange
 from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.ring import open_stager
 from corpus_client.staging.slots import choose_slot_sizes, cut_slots
+from corpus_client.tools.copies import host_memory
 from corpus_client.tools.timing import Clock
-from corpus_client.tools.transfer import host_memory
 
 QUEUED_BATCHES = 32  # sent one behind the other, so that the cost of a call hides behind the copy before it
 SLOTS_BYTES = (

@@ -29,9 +29,9 @@ from corpus_client import errors
 from corpus_client.loader import CorpusLoader
 from corpus_client.staging.ring import find_device
 from corpus_client.tools import report
+from corpus_client.tools.copies import Kind, host_memory
 from corpus_client.tools.machine import describe, measurable_bytes, one_line
 from corpus_client.tools.timing import Clock, Spread, parse_size, seconds_name, size_name
-from corpus_client.tools.transfer import Kind, host_memory
 from scripts.gpu_lib.full_slots import Pair, full_slots
 
 POOL_TOKENS = 1 << 24  # random tokens that all ways but the loader sample from

@@ -72,9 +72,13 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     )
     np.save(folder / "masked.bin.mask.npy", np.tile(np.arange(15) > 6, 200))
     corpora["masked"] = f"{masked},dtype=uint8"
+    first = write_raw(folder / "first.bin", np.frombuffer(b"\0one\0two\0three", np.uint8), dtype="uint8")
+    index(spec(first, dtype="uint8", eot=0, eot_at="first"))
+    corpora["first"] = f"{first},dtype=uint8"
     view = folder / "chosen.view"
     with Corpus.open(spec(folder / "hostile.bin", dtype="uint8")) as corpus:
         make_view(corpus, np.arange(len(hostile), dtype=np.uint16) % 2, view, made={"where": HOSTILE[0]})
     corpora["chosen"] = f"{corpora['hostile']},view={view}"
-    with RunningServer(corpora, folder, arguments=["--record-dir", str(folder / "losses")]) as server:
+    arguments = ["--record-dir", str(folder / "losses"), "--report-dir", str(folder / "reports")]
+    with RunningServer(corpora, folder, arguments=arguments) as server:
         yield server

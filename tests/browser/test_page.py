@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser.conftest import HASH, HOSTILE
 from tests.corpora import some_tokens, write_raw
 from tests.recorded import Record, write_part
-from tests.serving import RunningServer
+from tests.reported import write_report
+from tests.serving import RunningServer, run_here
 from tests.tokens import Tokens
 
 PLAN: dict[str, Any] = {
@@ -45,8 +46,12 @@ VIEWS = {
     "lookup": "/page/lookup?plan={plan}&corpus=docs&document=2",
     "recordings": "/page/recordings",
     "recording": "/page/recordings/run%201",
+    "reports": "/page/reports",
+    "report": "/page/reports/%3Cb%3Ebench%20mark",
     "live": "/page/live",
 }
+CUT_TABLES = """() => [...document.querySelectorAll(".scroll")]
+    .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.ariaLabel)"""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -83,6 +88,22 @@ def plans(server: RunningServer) -> dict[str, str]:
                 Record(step, row["row"], row["corpus"], 9 if (step, row["row"]) == (17, 3) else loss)
             )
     write_part(server.folder / "losses" / "run 1", records, plan=ids["plan"])
+    items = server.folder / "hostile.jsonl"
+    items.write_text("".join(json.dumps({"text": f"{each} and what is nowhere"}) + "\n" for each in HOSTILE))
+    corpus = f"hostile={server.folder / 'hostile.bin'},dtype=uint8,tokenizer=bytes"
+    asked = ("--items", items, "--plan", ids["plan"], "--before-step", "30", "--server", server.url)
+    done = run_here(
+        "find",
+        corpus,
+        *asked,
+        "-n",
+        "13",
+        "--places",
+        "5",
+        "--out",
+        server.folder / "reports" / "<b>bench mark",
+    )
+    assert done.returncode == 0, done.stderr
     return ids
 
 
@@ -146,6 +167,8 @@ def test_every_view_is_accessible_and_asks_nobody_else(
             page.get_by_text("Tools: 2 plans, 2 ranks").click()
         expect(page.locator(".problem")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        if width == 390:
+            assert page.evaluate(CUT_TABLES) == []
         found = Axe().run(page).response["violations"]
         assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
         assert tab.problems == []
@@ -161,7 +184,7 @@ def test_the_step_shows_the_text_that_the_route_gives(
     expect(page.locator(".train-row")).to_have_count(len(rows))
     for row in rows:
         shown = page.locator(f"#row-{row['row']} .span").all_text_contents()
-        texts = [span["text"] for span in row["spans"] if not span["is_eot"]]
+        texts = ["\u27e8end of text\u27e9" if span["is_eot"] else span["text"] for span in row["spans"]]
         if row["corpus"] == "docs":
             assert shown == texts
     page.get_by_role("button", name="More rows").click()
@@ -187,7 +210,7 @@ def test_text_of_strangers_stays_text(opened: Opened, plans: dict[str, str]) -> 
         "<script>window.pwned = 1</script>",
         "{{ 7 * 7 }}",
         "\u27e8U+202E\u27e9turned",
-        "\u2401\u2402\u241b",
+        "\u27e8U+0001\u27e9\u27e8U+0002\u27e9\u27e8U+001B\u27e9",
     ):
         assert text in text_shown
     assert not re.search(INVISIBLE, text_shown)
@@ -211,8 +234,53 @@ def test_a_search_says_how_much_it_searched(opened: Opened, plans: dict[str, str
         )
     page = opened.show("/page/corpora/docs")
     page.locator("#search [name=text]").fill("no text holds this")
-    page.get_by_role("button", name="Search").click()
+    page.get_by_role("button", name="Search a sample").click()
     expect(page.locator("#found")).to_contain_text("Not in the corpus: all its tokens were searched.")
+
+
+def test_a_search_of_all_shows_how_far_it_has_come(opened: Opened, plans: dict[str, str]) -> None:
+    page = opened.show("/page/corpora/sampled")
+    page.locator("#search [name=text]").fill("needle")
+    page.get_by_role("button", name="Search all").click()
+    expect(page.locator("#found")).to_contain_text(
+        "All searched: 0 places in 1,500,000 of 1,500,000 tokens (100 %)", timeout=SECONDS
+    )
+    page = opened.show("/page/corpora/docs")
+    page.locator("#search [name=text]").fill(" the ")
+    page.get_by_role("button", name="Search all").click()
+    expect(page.get_by_role("button", name="Go on")).to_be_visible(timeout=SECONDS)
+    expect(page.locator("#found .found")).to_have_count(200)
+    expect(page.locator("#found")).to_contain_text("Paused: 200 places in")
+
+
+def test_documents_are_listed_sorted_and_chosen(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show("/page/corpora/docs")
+    listed = page.locator("#listed")
+    rows = listed.locator("tbody tr")
+    expect(rows).to_have_count(20)
+    expect(rows.first).to_contain_text("doc 0")
+    listed.get_by_role("button", name="After").click()
+    expect(rows.first).to_contain_text("doc 20")
+    listed.get_by_role("button", name="Before").click()
+    expect(rows.first).to_contain_text("doc 0")
+    listed.get_by_title("Sort by tokens").click()
+    expect(listed).to_contain_text("meet the conditions; looked at")
+    listed.get_by_title("Sort by tokens").click()
+    response = server.get("/v1/corpora/docs/documents", sort="-num_tokens", count=20).json()
+    longest = response["documents"][0]
+    expect(rows.first).to_contain_text(longest["metadata"]["id"])
+    rows.first.get_by_role("checkbox").check()
+    chosen = page.locator("#chosen")
+    expect(chosen).to_contain_text(f"printf '%s\\n' {longest['document']} > without.txt")
+    tokens = [longest["start"], longest["start"] + longest["num_tokens"]]
+    excluded = json.dumps({"exclude": {"docs": [tokens]}}, separators=(",", ":"))
+    expect(chosen).to_contain_text(excluded)
+    page.locator("#list [name=where]").fill("contains(id, '7') and license = 'Apache-2.0'")
+    page.locator("#list").get_by_role("button", name="List").click()
+    expect(rows).to_have_count(len([n for n in range(response["num_documents"]) if "7" in f"doc {n}"]))
+    expect(chosen).to_contain_text("--where 'contains(id, ")
 
 
 def test_a_look_up_has_the_corpora_of_its_plan(opened: Opened, plans: dict[str, str]) -> None:
@@ -284,6 +352,34 @@ def test_ids_stand_in_place_of_the_text_on_demand(
     expect(page.locator("#row-0 .span").first).to_be_hidden()
 
 
+def test_borders_of_tokens_are_shown_on_demand(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show(f"/page/plans/{plans['plan']}/steps/1")
+    expect(page.locator("#row-0 .text")).to_be_visible()
+    text = page.locator("#row-0 .text").inner_text()
+    assert page.locator(".token").count() == 0
+    page.get_by_label("Token borders").check()
+    boxes = page.locator("#row-0 .text .token")
+    expect(boxes.first).to_be_visible()
+    assert page.locator("#row-0 .text").inner_text() == text
+    (row, *_) = server.get(f"/v1/plans/{plans['plan']}/rows", step=1).json()["rows"]
+    tokens = [token for span in row["spans"] if not span["is_eot"] for token in span["tokens"]]
+    assert [int(box.get_attribute("title").split(": ")[1]) for box in boxes.all()] == tokens
+    expect(page.locator("#legend")).to_contain_text("a token; the pointer over it shows its id")
+
+
+def test_a_document_that_begins_with_end_of_text_is_named_there(
+    opened: Opened, plans: dict[str, str]
+) -> None:
+    page = opened.show("/page/corpora/first")
+    expect(page.locator("#text .legend")).to_contain_text("\u27e8end of text\u27e9 begins a document")
+    shown = [each.inner_text() for each in page.locator("#text .text > :visible").all()]
+    assert shown[:6] == ["0", "\u27e8end of text\u27e9", "one", "1", "\u27e8end of text\u27e9", "two"]
+    shades = [page.locator(f"#text .text .shade{shade}").all_inner_texts() for shade in (0, 1)]
+    assert shades == [["one", "three"], ["two"]]
+
+
 def test_tables_are_whole_or_say_so_and_sort_by_a_click(
     browser: Browser, server: RunningServer, plans: dict[str, str], tmp_path: Path
 ) -> None:
@@ -326,6 +422,9 @@ def test_a_difference_stands_in_one_column_on_a_phone(
 def test_small_things_of_the_page(opened: Opened, server: RunningServer, plans: dict[str, str]) -> None:
     page = opened.show("/page/corpora/docs?document=2")
     expect(page.get_by_label("Document", exact=True)).to_have_value("2")
+    page = opened.show("/page/corpora/docs?document=70000")
+    expect(page.locator("#text .problem")).to_contain_text("got 70000")
+    expect(page.get_by_label("Document", exact=True)).to_have_value("70000")
     page = opened.show("/")
     card = page.locator(".card").filter(has=page.get_by_role("heading", name="chosen"))
     expect(card).to_contain_text("view ofhostile, 280 documents")
@@ -358,7 +457,7 @@ def test_where_documents_came_from_is_shown(
     page = opened.show("/page/corpora/docs?document=2")
     expect(page.locator("#text .facts")).to_contain_text("Apache-2.0")
     expect(page.locator("#text .facts")).to_contain_text("doc 2")
-    page.get_by_role("button", name="After").click()
+    page.locator("#text").get_by_role("button", name="After").click()
     expect(page.locator("#text .facts")).to_have_count(0)
     page = opened.show(f"/page/plans/{plans['plan']}/steps/41")
     for row in server.get(f"/v1/plans/{plans['plan']}/rows", step=41).json()["rows"]:
@@ -428,6 +527,18 @@ def test_the_ranks_of_a_run_are_seen_live(
     expect(page.locator(".train-row").first).to_have_id("row-4")
 
 
+def test_a_run_that_said_its_end_is_finished_there(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    """A loader of 40 steps has fetched them all before any was trained; its plan has no end."""
+    asked = {"plan": plans["plan"], "step": 39, "rank": 0, "world_size": 1}
+    server.get("/v1/batches", **asked, headers={"Corpus-Run": "forty"})
+    ended = {"Corpus-Run": "forty", "Corpus-Trained-Step": "39"}
+    assert server.get("/v1/batches", method="HEAD", **asked, headers=ended).status == 200
+    page = opened.show("/page/live")
+    expect(page.locator("#ranks")).to_contain_text("finished, 1 rank, trained up to step 39")
+
+
 def test_the_list_shows_the_plans_of_a_run_and_folds_those_of_tools(
     opened: Opened, server: RunningServer, plans: dict[str, str]
 ) -> None:
@@ -454,14 +565,19 @@ def test_the_list_shows_the_plans_of_a_run_and_folds_those_of_tools(
             "the first 8 of them or more, got 'zzz'",
         ),
         (f"/page/plans/{'a' * 64}", "this server has not seen plan"),
+        ("/page/plans/{plan}/steps/-5", "step must be"),
+        ("/page/plans/{plan}/steps/last", "step must be"),
         ("/page/corpora/nope", "no corpus"),
     ],
 )
-def test_what_does_not_exist_is_one_message(opened: Opened, address: str, said: str) -> None:
-    page = opened.show(address)
+def test_what_does_not_exist_is_one_message(
+    opened: Opened, plans: dict[str, str], address: str, said: str
+) -> None:
+    page = opened.show(address.format_map(plans))
     expect(page.locator("main .problem")).to_have_count(1)
     expect(page.locator("main .problem")).to_contain_text(said)
-    assert page.locator("main :is(h2, form, table)").count() == 0
+    if "/steps/" not in address or "zzz" in address:
+        assert page.locator("main :is(h2, form, table)").count() == 0
     opened.problems.clear()  # Chromium reports every 4xx as a console message
 
 
@@ -599,6 +715,51 @@ def test_documents_of_a_row_that_lost_much_are_taken_out(
     expect(page.locator("#row-3")).to_be_focused()
 
 
+def test_items_lead_to_places_and_these_to_text_and_steps(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    """From the list of reports to an item, the text around a place, its document, and a step that saw it."""
+    page = opened.show("/page/reports")
+    page.get_by_role("link", name="<b>bench mark").click()
+    expect(page.locator("h1")).to_have_text("Contamination: <b>bench mark")
+    report = server.get("/v1/reports/%3Cb%3Ebench%20mark").json()
+    expect(page.locator("section.item")).to_have_count(len(HOSTILE))
+    expect(page.locator("#corpora tbody tr")).to_have_count(1)
+    item = next(each for each in report["items"] if each["number"] == 0)
+    shown = page.locator("section.item").nth(report["items"].index(item))
+    expect(shown.locator("> .text mark").first).to_have_text(HOSTILE[0])
+    expect(shown.locator("> .text span")).to_have_text(" and what is nowhere")
+    span = next(each for each in item["spans"] if each["seen"]["steps"])
+    place = shown.locator("tbody tr").nth(item["spans"].index(span))
+    place.get_by_role("button", name=f"Show the text at token {span['start']}").click()
+    expect(place.locator(".text mark")).to_have_text(HOSTILE[0])
+    assert HOSTILE[1][:20] in (place.locator(".text").text_content() or ""), (
+        "the next document stands behind it"
+    )
+    assert page.evaluate("window.pwned") is None
+    expect(page.locator("#without pre")).to_contain_text(f"plans successor {plans['plan']}")
+    href = place.locator("a.document").first.get_attribute("href")
+    assert href == f"/page/corpora/hostile?document={span['documents'][0]}"
+    step = span["seen"]["steps"][0]
+    place.locator(".steps a").first.click()
+    expect(page.locator("h1")).to_contain_text(f"{step}")
+    assert page.url.endswith(f"/page/plans/{plans['plan']}/steps/{step}")
+
+
+def test_a_report_on_other_tokens_says_so(opened: Opened, server: RunningServer) -> None:
+    write_report(server.folder / "reports" / "elsewhere", num_items=45)
+    page = opened.show("/page/reports/elsewhere")
+    expect(page.locator(".warning")).to_contain_text("The server has no corpus web with these tokens")
+    expect(page.locator("section.item")).to_have_count(20)
+    expect(page.get_by_role("button", name=re.compile("Show the text"))).to_have_count(0)
+    page.get_by_role("button", name="After").click()
+    expect(page.locator("section.item h3").first).to_have_text("questions.jsonl, item 20")
+    assert page.url.endswith("?first=20")
+    page.get_by_role("button", name="After").click()
+    expect(page.locator("section.item")).to_have_count(5)
+    expect(page.get_by_role("button", name="After")).to_be_disabled()
+
+
 def test_a_range_of_recorded_steps_has_an_address(opened: Opened, plans: dict[str, str]) -> None:
     page = opened.show("/page/recordings/run%201")
     page.get_by_label("From step").first.fill("18")
@@ -640,6 +801,11 @@ def test_a_plan_is_checked_while_it_is_typed(opened: Opened, server: RunningServ
     opened.problems.clear()  # Chromium reports every 4xx as a console message
     page.get_by_label("Sequence length").fill("32")
     expect(page.locator("#verdict table")).to_be_visible()
+    page.get_by_label("Mixture by").select_option("epochs")
+    expect(page.get_by_label("Plan document")).to_have_value(re.compile('"epochs": '))
+    expect(page.locator("#verdict")).to_contain_text(re.compile("The run ends at step [0-9]"))
+    page.get_by_label("Mixture by").select_option("weights")
+    expect(page.locator("#verdict")).not_to_contain_text("The run ends")
     assert server.get("/v1/plans").json()["num_plans"] == before
     page.get_by_role("button", name="Keep this plan").click()
     page.wait_for_url(re.compile("/page/plans/[0-9a-f]{64}$"))

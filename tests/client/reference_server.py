@@ -251,6 +251,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._response(self._get)
 
+    def do_HEAD(self) -> None:
+        """Answer a loader that says that it ends."""
+        self.send_response(200)
+        self.end_headers()
+
     def do_POST(self) -> None:
         self._response(self._post)
 

@@ -21,7 +21,7 @@ MakeLoader = Callable[..., CorpusLoader]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"corpus": None}, "corpus must name"),
+        ({"corpus": 5}, "corpus must name"),
         ({"seq_len": 0}, r"seq_len must be an integer in \[1, 1048576\], got 0"),
         ({"seq_len": True}, "seq_len must be an integer"),
         ({"global_batch_size": None}, "global_batch_size must be an integer"),

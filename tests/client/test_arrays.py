@@ -54,18 +54,22 @@ def test_without_torch_what_needs_it_says_so_in_a_sentence(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "what", "extras"),
+    ("missing", "command", "what", "extras"),
     [
-        (["rich"], "rich, which is", "tools"),
-        (["torch"], "torch, which is", "torch"),
-        (["typer", "torch"], "typer, torch, which are", "tools,torch"),
+        (["rich"], "bill", "rich, which is", "tools"),
+        (["torch"], "bench", "torch, which is", "torch"),
+        (["typer", "torch"], "doctor", "typer, torch, which are", "tools,torch"),
+        (["typer", "torch"], "bill", "typer, which is", "tools"),
     ],
 )
-def test_the_command_without_its_extras_names_all_of_them(missing: list[str], what: str, extras: str) -> None:
-    done = without(missing, "from corpus_client.__main__ import main; main()")
-    assert done.returncode == 1
+def test_the_command_without_its_extras_names_all_of_them(
+    missing: list[str], command: str, what: str, extras: str
+) -> None:
+    code = f"import sys; sys.argv = ['', {command!r}]; from corpus_client.__main__ import main; main()"
+    done = without(missing, code)
+    assert done.returncode == 2
     assert done.stderr == (
-        f"corpus-client: the command needs {what} not installed; pip install 'corpus-client[{extras}]'\n"
+        f"error: corpus-client needs {what} not installed; pip install 'corpus-client[{extras}]'\n"
     )
 
 

@@ -11,13 +11,13 @@ from tests.serving import ROOT
 PACKAGE = ROOT / "client" / "corpus_client"
 
 LEVELS = (
-    {"errors"},
+    {"errors", "user_json"},
     {"observe"},
     {"network"},
     {"plan"},
     {"staging"},
-    {"recording"},
-    {"arrays", "batch", "prepared", "sampling"},
+    {"recording", "structure"},
+    {"arrays", "batch", "prepared", "sampling", "trained"},
     {"loader"},
     {"dataset"},
     {"integrations"},

@@ -159,6 +159,11 @@ def test_a_remote_corpus_of_another_process_is_refused(
     remote.close()
 
 
+def test_a_remote_corpus_is_no_mixture(server: ReferenceServer) -> None:
+    with pytest.raises(errors.InvalidArgument, match="a mixture needs a CorpusLoader"):
+        RemoteCorpus(server.url, cast("Any", {"web": 0.5, "code": 0.5}))
+
+
 def test_too_short_remote_corpus() -> None:
     with (
         ReferenceServer([ReferenceCorpus("tiny", [np.arange(8, dtype=np.uint16)])]) as server,

@@ -12,21 +12,28 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from corpus_client import Batch, errors
-from corpus_client.batch import Origin, borders
+from corpus_client.batch import Origin
 from corpus_client.plan.world import WHOLE, Context
 from corpus_client.staging.stager import STORED_DTYPES, Views, joined, shifted
+from corpus_client.structure import borders
 
 DTYPES = list(STORED_DTYPES.values())
 
 
 def by_hand(
-    rows: list[list[int]], eot_id: int, context: Context = WHOLE, *, fills_ends: bool = False
+    rows: list[list[int]],
+    eot_id: int,
+    context: Context = WHOLE,
+    *,
+    fills_ends: bool = False,
+    eot_first: bool = False,
 ) -> dict[str, Any]:
     """The structure of whole windows, one token after another.
 
-    fills_ends: what follows the last end of text of a row, if that is end of text alone, is one document.
+    fills_ends: of several ends of text in a row, the first one ends a document, and the others are one more;
+        if documents begin with them, all of them are one.
     """
-    rank, size, zigzag = context
+    rank, size, zigzag, _ = context
     chunks = [rank, 2 * size - 1 - rank] if zigzag else [rank]
     width = (len(rows[0]) - 1) // (2 * size if zigzag else size)
     mine = [chunk * width + column for chunk in chunks for column in range(width)]
@@ -37,10 +44,25 @@ def by_hand(
     for row in rows:
         lines: dict[str, list[Any]] = {name: [] for name in found}
         position = document = 0
-        num_ends = len(list(itertools.takewhile(lambda token: token == eot_id, reversed(row[:-1]))))
-        last = len(row) - 1 - num_ends  # the first of the ends of text that a row ends with
-        filled = (last + 1 if last else 0) if fills_ends else len(row)
+        ends = [(is_end, [*its]) for is_end, its in itertools.groupby(row, lambda each: each == eot_id)]
+        of_run = [(is_end, len(its), at) for is_end, its in ends for at in range(len(its))]
         for column, token in enumerate(row[:-1]):
+            is_end, length, at = of_run[column]
+            before = of_run[column - 1] if column else None
+            if before is None:
+                begins = False
+            elif not eot_first and not fills_ends:
+                begins = before[0]
+            elif (
+                not eot_first
+            ):  # what follows a run, or its first end of text, unless the row begins with that
+                begins = before[0] and (not is_end or (at == 1 and column > 1))
+            elif not fills_ends:
+                begins = is_end
+            else:
+                begins = at == 0 and (is_end or (before[0] and before[1] > 1))
+            if begins:
+                position, document = 0, document + 1
             if column in mine:
                 if num_tokens > borders[-1] and (position == 0 or column % width == 0):
                     borders.append(num_tokens)
@@ -49,10 +71,9 @@ def by_hand(
                 lines["targets"].append(row[column + 1])
                 lines["position_ids"].append(position)
                 lines["document_ids"].append(document)
-                lines["loss_mask"].append(token != eot_id)
+                is_filler = is_end and length > 1 and fills_ends
+                lines["loss_mask"].append(not is_filler if eot_first else not is_end)
             position += 1
-            if token == eot_id and column < filled:
-                position, document = 0, document + 1
         for name, line in lines.items():
             found[name].append(line)
     borders.append(num_tokens)
@@ -69,18 +90,25 @@ def structure_of(batch: Batch) -> dict[str, Any]:
 
 
 def make_batch(
-    stored: torch.Tensor, eot_id: int | None, context: Context = WHOLE, *, fills_ends: bool = False
+    stored: torch.Tensor,
+    eot_id: int | None,
+    context: Context = WHOLE,
+    *,
+    fills_ends: bool = False,
+    eot_first: bool | None = False,
 ) -> Batch:
     (only,) = shifted(stored[None], context)
-    origin = Origin(eot_id=eot_id, context=context, fills_ends=fills_ends)
+    origin = Origin(eot_id=eot_id, context=context, fills_ends=fills_ends, eot_first=eot_first)
     inputs, targets = map(joined, only.pair)
     return Batch(Views(inputs, targets, only.rows), 3, origin)
 
 
 def check(tokens: np.ndarray, eot_id: int, context: Context, dtype: torch.dtype, device: str) -> None:
     stored = torch.from_numpy(tokens).to(dtype).to(device)
-    batch = make_batch(stored, eot_id, context, fills_ends=True)
-    assert structure_of(batch) == by_hand(tokens.tolist(), eot_id, context, fills_ends=True)
+    for eot_first, fills_ends in ((True, True), (True, False), (False, True)):
+        batch = make_batch(stored, eot_id, context, fills_ends=fills_ends, eot_first=eot_first)
+        expected = by_hand(tokens.tolist(), eot_id, context, fills_ends=fills_ends, eot_first=eot_first)
+        assert structure_of(batch) == expected
     batch = make_batch(stored, eot_id, context)
     assert structure_of(batch) == by_hand(tokens.tolist(), eot_id, context)
     assert batch.position_ids.dtype == torch.int64
@@ -135,6 +163,26 @@ def test_the_example_of_the_documentation() -> None:
     assert batch.loss_mask.tolist() == [[True, True, False, True, True, False, True]]
 
 
+def test_documents_that_begin_with_end_of_text() -> None:
+    """The example of the documentation, and rows in which they are packed."""
+    batch = make_batch(torch.tensor([[5, 6, 9, 7, 8, 9, 4, 1]]), 9, eot_first=True)
+    assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2, 0, 1]]
+    assert batch.document_ids.tolist() == [[0, 0, 1, 1, 1, 2, 2]]
+    assert batch.cu_seqlens.tolist() == [0, 2, 5, 7]
+    assert batch.loss_mask.tolist() == [[True] * 7]
+    # A document, one that began in another row, and the unused end.
+    packed = make_batch(torch.tensor([[9, 5, 6, 9, 9, 7, 8, 9, 9, 9]]), 9, fills_ends=True, eot_first=True)
+    assert packed.document_ids.tolist() == [[0, 0, 0, 1, 1, 2, 2, 3, 3]]
+    assert packed.loss_mask.tolist() == [[True, True, True, False, False, True, True, False, False]]
+
+
+def test_of_both_kinds_of_documents_no_structure_is_guessed() -> None:
+    batch = make_batch(torch.zeros((2, 5), dtype=torch.int64), 0, eot_first=None)
+    for name in ("position_ids", "loss_mask"):
+        with pytest.raises(errors.InvalidArgument, match="some corpora of the plan begin with end of text"):
+            getattr(batch, name)
+
+
 def test_the_slices_of_all_context_ranks_are_the_sequence() -> None:
     tokens = torch.randint(0, 4, (3, 13))
     whole = make_batch(tokens, 0)
@@ -153,6 +201,63 @@ def test_two_ranks_in_zigzag_order_have_the_outer_and_the_inner_chunks() -> None
     assert outer.position_ids.tolist() == [[0, 1, 2, 3, 12, 13, 14, 15]]
     assert outer.cu_seqlens.tolist() == [0, 4, 8]
     assert inner.position_ids.tolist() == [[4, 5, 6, 7, 8, 9, 10, 11]]
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda size: st.tuples(
+            st.just(size),
+            st.integers(1, 8).flatmap(
+                lambda width: st.lists(
+                    st.lists(st.booleans(), min_size=2 * size * width, max_size=2 * size * width),
+                    min_size=1,
+                    max_size=3,
+                )
+            ),
+        )
+    )
+)
+def test_each_rank_has_head_and_tail_of_each_document(case: tuple[int, list[list[bool]]]) -> None:
+    """Every input is at one rank; of a document no rank has above two more than another, in two runs."""
+    size, ends = case
+    if size == 1:
+        return
+    tokens = torch.tensor([[9 if end else 5 for end in [*row, False]] for row in ends])
+    whole = make_batch(tokens, 9)
+    parts = [
+        make_batch(tokens, 9, Context(rank, size, by_document=True)).of_documents() for rank in range(size)
+    ]
+    seen = torch.cat([part._chosen for part in parts], dim=1)
+    assert seen.sort(dim=1).values.tolist() == [list(range(tokens.shape[1] - 1))] * len(tokens)
+    for rank, part in enumerate(parts):
+        for name in ("inputs", "targets", "position_ids", "document_ids", "loss_mask"):
+            expected = getattr(whole, name).gather(1, part._chosen)
+            assert torch.equal(getattr(part, name), expected), name
+        for row in range(len(tokens)):
+            at, documents = part._chosen[row].tolist(), part.document_ids[row].tolist()
+            chunks = part.chunk_ids[row].tolist()
+            assert set(chunks) <= {rank, 2 * size - 1 - rank}
+            for (one, its, chunk), (other, of, next_) in itertools.pairwise(
+                zip(at, documents, chunks, strict=True)
+            ):
+                assert other == one + 1 or its != of or chunk != next_
+        borders_of = part.cu_seqlens.tolist()
+        assert borders_of == sorted(set(borders_of))
+        assert borders_of[-1] == part.inputs.numel()
+    for row in range(len(tokens)):
+        for document in range(int(whole.document_ids[row].max()) + 1):
+            counts = [int((part.document_ids[row] == document).sum()) for part in parts]
+            assert max(counts) - min(counts) <= 2
+
+
+def test_the_example_of_documents_in_context_order() -> None:
+    tokens = torch.tensor([[1, 2, 3, 9, *range(10, 21), 9, 30]])
+    one, other = (
+        make_batch(tokens, 9, Context(rank, 2, by_document=True)).of_documents() for rank in range(2)
+    )
+    assert one.inputs.tolist() == [[1, 9, 10, 11, 12, 19, 20, 9]]
+    assert other.position_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    assert one.cu_seqlens.tolist() == [0, 1, 2, 5, 8]
 
 
 @pytest.mark.parametrize("name", ["position_ids", "document_ids", "cu_seqlens", "max_seqlen", "loss_mask"])

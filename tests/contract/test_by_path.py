@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -127,7 +128,7 @@ def test_several_corpora_by_name(corpora: Corpora, replicas: Mapping[str, list[s
                 for (_, ours), (_, theirs) in zip(take(here, 40), expected, strict=True):
                     np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(
-        errors.InvalidArgument, match=r"corpus must be one of (web, mixed|mixed, web), got None"
+        errors.InvalidArgument, match=r"corpus must be one of (web, mixed|mixed, web), or give weights"
     ):
         make_loader(paths, corpus=None)
 
@@ -360,6 +361,13 @@ def test_killed_processes_are_replaced_and_no_row_is_wrong(
             lambda: f"stuck: {[log.read_text()[-2000:] for log in runtime.folder.rglob('log')]}",
         )
 
+    def workers() -> list[int]:
+        """Return the workers of the only server; none while there is no server, or two."""
+        with contextlib.suppress(psutil.Error, ValueError):
+            (server,) = runtime.servers()
+            return [each.pid for each in psutil.Process(server).children() if each.name() == "corpus-worker"]
+        return []
+
     go_on(20)
     for _ in range(NUM_KILLS):
         for victim in ("server", "worker", "starter", "other"):
@@ -369,14 +377,12 @@ def test_killed_processes_are_replaced_and_no_row_is_wrong(
             if victim == "server":
                 os.kill(server, signal.SIGKILL)
             elif victim == "worker":
-                (worker,) = [
-                    each.pid for each in psutil.Process(server).children() if each.name() == "corpus-worker"
-                ]
-                os.kill(worker, signal.SIGKILL)
+                os.kill(*workers(), signal.SIGKILL)
             else:  # a starter that was killed before has left the server to init
                 ranks.kill(draw.choice(of or list(ranks.running)), stop)
             go_on(200)
-            assert len(runtime.servers()) == 1
+            # Ranks know where the rows of some thousand steps lie, for which they need no server.
+            wait_until(lambda: len(workers()) == 1, lambda: f"servers: {runtime.servers()}")
     last = max(len(ranks.lines(rank)) for rank in range(WORLD_SIZE)) + 200
     for rank in range(WORLD_SIZE):
         ranks.kill(rank, last)
@@ -475,6 +481,18 @@ def test_files_that_changed_under_another_loader_are_refused_at_once(tmp_path: P
         next(anew)
 
 
+def test_a_file_that_changes_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "web.bin", np.arange(500_000) % 500)
+    with make_loader(path, corpus=None) as loader:
+        next(loader)
+        write_raw(path, np.arange(400_000) % 499)
+        with pytest.raises(errors.LocalCopyMismatch) as caught:
+            deque(loader, maxlen=0)
+    assert f"{path}" in str(caught.value)
+    assert "close all loaders of this path, and make them anew" in str(caught.value)
+    assert "copy it again" not in str(caught.value)
+
+
 def test_options_that_are_for_servers_at_a_url_are_refused(corpora: Corpora, tmp_path: Path) -> None:
     path = corpora["web"].path
     for name, value in (("auth", "secret"), ("ca_file", "ca.pem"), ("cert_file", "cert.pem")):
@@ -538,6 +556,45 @@ def test_a_loop_of_torchrun(corpora: Corpora, replicas: Mapping[str, list[str]],
         assert (tmp_path / str(rank)).read_text().splitlines() == expected_lines(
             replicas["1 worker"], rank, 4, 30
         )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ],
+    ids=["srun", "mpirun"],
+)
+def test_tasks_of_a_job_share_a_server(
+    corpora: Corpora, replicas: Mapping[str, list[str]], runtime: Runtime, variables: tuple[str, str, str]
+) -> None:
+    """Each is a process that knows its rank from its environment alone."""
+    script = (
+        "import sys, xxhash\n"
+        "from corpus_client import CorpusLoader\n"
+        f"loader = CorpusLoader({str(corpora['web'].path)!r}, seq_len={SEQ_LEN},\n"
+        f"    global_batch_size={GLOBAL_BATCH_SIZE},\n"
+        "    seed=7, dtype=None, device='cpu', num_steps=30)\n"
+        "for batch in loader:\n"
+        "    print(batch.step, xxhash.xxh3_64_hexdigest(batch.tokens.numpy()))\n"
+    )
+    rank, size, local = variables
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=environment(**{rank: str(number), size: "3", local: str(number)}),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(3)
+    ]
+    for number, task in enumerate(tasks):
+        lines = task.communicate()[0].splitlines()
+        assert task.returncode == 0
+        assert lines == expected_lines(replicas["1 worker"], number, 3, 30)
+    assert len([*runtime.folder.rglob("loaders")]) == 1, "one server for all"
+    runtime.check_nothing_left()
 
 
 def test_actors_of_ray(corpora: Corpora, replicas: Mapping[str, list[str]], runtime: Runtime) -> None:

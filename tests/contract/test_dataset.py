@@ -194,7 +194,7 @@ def test_an_error_in_a_worker_reaches_the_training_loop(
     corpora: dict[str, ServedCorpus], tmp_path: Path
 ) -> None:
     with RunningServer({"web": corpora["web"].path}, tmp_path) as server:
-        dataset = CorpusIterableDataset(server.url, **PLAN, network=Network(deadline_seconds=0.2))
+        dataset = CorpusIterableDataset(server.url, **PLAN, network=Network(deadline_seconds=5))
     with pytest.raises(errors.DeadlineExceeded, match="no good response from http"):
         next(iter(loaded(dataset, 1)))
 

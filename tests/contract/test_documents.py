@@ -14,6 +14,7 @@ from corpus_client import ArrayLoader, CorpusLoader
 from corpus_server.corpus.index import index
 from tests.contract.conftest import make_loader, take
 from tests.corpora import spec, write_raw
+from tests.second import SecondPlan
 from tests.serving import RunningServer
 
 SEQ_LEN = 16
@@ -142,3 +143,109 @@ def test_a_local_copy_and_arrays_give_the_same_rows(running: RunningServer, fold
             rows = next(served).tokens.numpy().copy()
             assert np.array_equal(next(copied).tokens.numpy(), rows)
             assert np.array_equal(next(arrays).tokens, rows)
+
+
+STAGES: list[dict[str, Any]] = [
+    {"from_step": 0, "global_batch_size": 24, "mixture": {"web": 1}, "seq_len": 4},
+    {"from_step": 9, "global_batch_size": 12, "mixture": {"web": 1}, "seq_len": 8},
+    {"from_step": 17, "global_batch_size": 6, "mixture": {"web": 1}, "exclude": {"web": [[500, 900]]}},
+    {"from_step": 30, "global_batch_size": 24, "mixture": {"web": 1}, "seq_len": 4},
+]
+NUM_STEPS = 60
+LENGTHS_PLAN: dict[str, Any] = {
+    "seq_len": SEQ_LEN,
+    "seed": 3,
+    "rows": {"documents": {"block_documents": 64}},
+    "stages": STAGES,
+    "skip_steps": [[4, 6]],
+}
+
+
+def rows_by_the_page(folder: Path) -> list[np.ndarray]:
+    """The tokens of each step, by the second implementation."""
+    shards = [np.fromfile(folder / f"{number}.bin", dtype="<u2") for number in range(2)]
+    ends = np.flatnonzero(np.concatenate(shards) == EOT) + 1
+    documents = list(zip([0, *ends[:-1].tolist()], np.diff(ends, prepend=0).tolist(), strict=True))
+    plan = SecondPlan(LENGTHS_PLAN, {"web": [each.size for each in shards]}, {"web": documents})
+    steps = []
+    for step in range(NUM_STEPS):
+        rows = np.full((plan.global_batch_size(step), plan.seq_len(step) + 1), EOT, dtype=np.uint16)
+        for number, row in enumerate(rows):
+            its = [shards[shard][start : start + count] for shard, start, count in plan.pieces(step, number)]
+            row[: sum(map(len, its))] = np.concatenate(its)
+        steps.append(rows)
+    return steps
+
+
+def of_lengths(server: RunningServer, **changes: Any) -> CorpusLoader:
+    unset = {"corpus": None, "seq_len": None, "global_batch_size": None, "seed": 0}
+    return make_loader(server.url, **{**unset, "plan": LENGTHS_PLAN, "num_steps": NUM_STEPS, **changes})
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["served", "local"])
+def test_stages_of_several_lengths_have_rows_packed_for_each(
+    running: RunningServer, folder: Path, local: bool
+) -> None:
+    """On two ranks, and resumed on other ones across a border."""
+    expected = rows_by_the_page(folder)
+    options: dict[str, Any] = {"dtype": None, "prefetch_bytes": 1 << 16}
+    options |= {"local_root": folder} if local else {}
+    for rank in range(2):
+        with of_lengths(running, rank=rank, world_size=2, **options) as batches:
+            taken = take(batches, NUM_STEPS + 1)
+            state = batches.state_dict()
+        assert [step for step, _ in taken] == list(range(NUM_STEPS))
+        for step, tokens in taken:
+            half = len(expected[step]) // 2
+            np.testing.assert_array_equal(tokens, expected[step][rank * half : (rank + 1) * half])
+    state["next_step"] = 6
+    with of_lengths(running, rank=1, world_size=3, **options) as resumed:
+        resumed.load_state_dict(state)
+        for step, tokens in take(resumed, 12):
+            third = len(expected[step]) // 3
+            np.testing.assert_array_equal(tokens, expected[step][third : 2 * third])
+
+
+def test_batches_of_several_lengths_have_the_structure_of_their_documents(running: RunningServer) -> None:
+    with of_lengths(running) as batches:
+        for batch in itertools.islice(batches, NUM_STEPS):
+            inputs = batch.inputs.numpy()
+            mask, flat = batch.loss_mask.numpy(), inputs.ravel()
+            assert mask.shape == inputs.shape
+            assert batch.cu_seqlens.numpy()[-1] == flat.size
+            following = batch.targets.numpy().ravel()[mask.ravel()]
+            assert ((following == flat[mask.ravel()] + 1) | (following == EOT)).all()
+
+
+def test_questions_about_stages_of_several_lengths(running: RunningServer, folder: Path) -> None:
+    expected = rows_by_the_page(folder)
+    posted = running.post_plan(LENGTHS_PLAN).json()
+    its = posted["sources"]["web"]["lengths"]
+    assert [each["seq_len"] for each in its] == [8, 4]
+    assert its[1]["num_windows"] > its[0]["num_windows"] > posted["sources"]["web"]["num_windows"]
+    usage = running.get(f"/v1/plans/{posted['id']}/usage", step=20).json()["sources"]["web"]
+    assert usage["rows"] == sum(len(rows) for rows in expected[:20])
+    assert usage["tokens"] == sum(rows[:, 1:].size for rows in expected[:20])
+    lengths = set()
+    for number in range(0, 60, 3):
+        whole = running.get(f"/v1/corpora/web/documents/{number}", format="json").json()["tokens"]
+        asked = {"corpus": "web", "document": number, "epochs": 9}
+        found = running.get("/v1/lookup", plan=posted["id"], **asked).json()["rows"]
+        assert found == sorted(found, key=lambda row: (row["plan_step"], row["row"]))
+        for row in found:
+            if row["step"] is not None and row["step"] < NUM_STEPS:
+                tokens = expected[row["step"]][row["row"]]
+                piece = tokens[row["offset"] : row["offset"] + row["held"]].tolist()
+                assert any(whole[at : at + len(piece)] == piece for at in range(len(whole)))
+                lengths.add(len(tokens))
+    assert lengths == {5, 9, 17}
+
+
+def test_a_stage_of_another_length_is_added_to_a_run(running: RunningServer) -> None:
+    plan = {**LENGTHS_PLAN, "stages": STAGES[:1]}
+    with of_lengths(running, plan=plan, dtype=None, prefetch_bytes=1 << 13) as batches:
+        taken = take(batches, 5)
+        batches.extend({k: v for k, v in STAGES[1].items() if k != "from_step"})
+        taken += take(batches, 30)
+    shapes = {step: tokens.shape for step, tokens in taken}
+    assert shapes == {step: (24, 5) if step < 5 else (12, 9) for step in range(35)}

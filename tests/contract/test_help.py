@@ -35,7 +35,8 @@ def test_the_example_is_taken(
     words: tuple[str, ...], command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "arguments.txt").touch()
+    for name in ("arguments.txt", "plan.json", "run.json"):
+        (tmp_path / name).touch()
     shown = CliRunner().invoke(PROGRAMS[words[0]], [*words[1:], "--help"], env={"COLUMNS": "200"}).stdout
     assert "<bool>" not in shown
     found = re.search(rf"Example: ({' '.join(words)} .*?) *$", shown, re.MULTILINE)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import xxhash
 
-from corpus_server import errors
 from corpus_server.admission import admission, load, request
 from corpus_server.http import connection
 from corpus_server.responses.question import LIMITS
@@ -73,18 +72,6 @@ def test_the_worked_digest_is_big_endian(response: Response) -> None:
     assert int.from_bytes(response.body[-8:], "big") == digest.intdigest()
     assert f"0x{digest.hexdigest()}" in blocks("### A worked checksum")[2][2]
     assert f"`Corpus-Checksum: xxh3-64={digest.hexdigest()}`" in PAGE
-
-
-def test_the_table_of_errors_is_complete() -> None:
-    def all_errors(kind: type[errors.CorpusServerError]) -> dict[str, str]:
-        found = {kind.slug: str(kind.status)}
-        for each in kind.__subclasses__():
-            found |= all_errors(each)
-        return found
-
-    shown = {slug.strip("`"): status for slug, status, *_ in rows("## Errors")}
-    framework = {"not-found": "404", "method-not-allowed": "405", "http-error": "other"}
-    assert shown == all_errors(errors.CorpusServerError) | framework
 
 
 def test_the_limits_are_those_of_the_code() -> None:

@@ -63,6 +63,43 @@ def test_an_epoch_has_every_row_once(url: str, order: str, world_size: int, batc
     assert sorted(found) == [row * SEQ_LEN for row in range(NUM_ROWS)]
 
 
+@pytest.mark.parametrize(
+    ("order", "num_steps", "level"),
+    [
+        ("sequential", 3, "WARNING"),
+        ("shuffle", 3, "INFO"),
+        ("sequential", 2, None),
+        ("sequential", None, None),
+    ],
+)
+def test_more_than_a_pass_is_told(
+    url: str, order: str, num_steps: int | None, level: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An evaluation that runs past the end would count rows twice."""
+    with caplog.at_level("INFO", "corpus_client"), open_rank(url, order=order, num_steps=num_steps):
+        pass
+    said = [
+        (each.levelname, each.getMessage()) for each in caplog.records if "a pass over" in each.getMessage()
+    ]
+    told = "a pass over web ends in step 2 of 3, then rows come again; num_steps='epoch' is one pass"
+    assert said == ([] if level is None else [(level, told)])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_tells_of_more_than_a_pass_once(
+    url: str, num_workers: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its passes, and its workers, do not say it again."""
+    place = Placement(rank=0, world_size=1)
+    with caplog.at_level("INFO", "corpus_client"):
+        dataset = CorpusIterableDataset(url, **PLAN, order="sequential", num_steps=3, placement=place)
+        for epoch in range(2):
+            dataset.set_epoch(epoch)
+            assert len(list(DataLoader(dataset, batch_size=None, num_workers=num_workers))) == 3
+    assert caplog.text.count("a pass over") == 1
+    assert "a pass over" not in capfd.readouterr().err
+
+
 def test_with_ignore_index_the_last_batch_keeps_its_shape(url: str) -> None:
     with open_rank(url, ignore_index=-100, eot_id=65535, order="sequential") as loader:
         *_, last = loader

@@ -181,3 +181,15 @@ def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path) -> None:
                 with pytest.raises(errors.StateMismatch, match=r"next_batch: the state has .* step 7"):
                     loader.load_state_dict(states[7])
                 assert loader.step == 6
+
+
+def test_the_only_corpus_of_a_server_need_not_be_named(
+    corpora: dict[str, ServedCorpus], server: RunningServer, tmp_path: Path
+) -> None:
+    with (
+        RunningServer({"web": corpora["web"].path}, tmp_path) as alone,
+        make_loader(alone.url, corpus=None) as loader,
+    ):
+        assert loader.sources == ("web",)
+    with pytest.raises(errors.InvalidArgument, match=r"corpus must be one of .*web.*, or give weights"):
+        make_loader(server.url, corpus=None)

@@ -175,8 +175,13 @@ def test_losses_without_sources_are_refused(server: RunningServer, tmp_path: Pat
         with pytest.raises(errors.InvalidArgument, match="pass sources=True to CorpusLoader"):
             loader.record(0, [1.0] * 24)
         assert loader.stats().losses == {}
-    with pytest.raises(errors.InvalidArgument, match="record_dir= needs the sources of rows"):
-        open_recorded(server.url, sources=False, record_dir=tmp_path)
+
+
+def test_a_folder_for_losses_brings_the_sources_it_needs(server: RunningServer, tmp_path: Path) -> None:
+    with open_recorded(server.url, sources=False, record_dir=tmp_path) as loader:
+        next(loader)
+        loader.record(0, [1.0] * 24)
+    assert sum(len(parquet.read_table(path)) for path in tmp_path.glob("*.parquet")) == 24
 
 
 def test_the_oldest_step_that_is_not_recorded_is_forgotten(

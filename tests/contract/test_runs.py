@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,49 @@ def test_what_a_run_trained_is_told_from_what_it_asked_for(
         )
         lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
         assert {line.get("run") for line in lines if line.get("route") == "/v1/batches"} == {RUN, None}
+
+
+@pytest.mark.parametrize("kind", [CorpusLoader, ArrayLoader])
+@pytest.mark.parametrize("ends", ["by its last step", "by close"])
+def test_a_loader_says_where_it_ends(
+    corpora: dict[str, ServedCorpus], tmp_path: Path, kind: Any, ends: str
+) -> None:
+    """All 40 steps fit into what is prefetched, so no request for tokens says that any was trained."""
+    options = {"device": "cpu"} if kind is CorpusLoader else {}
+    with RunningServer({"web": corpora["web"].path}, tmp_path, workers=2) as server:
+
+        def rank() -> dict[str, Any]:
+            plans = server.get("/v1/live").json()["plans"]
+            return {**plans[0]["ranks"][0]} if plans else {}
+
+        num_steps = 40 if ends == "by its last step" else None
+        url = server.url.replace("127.0.0.1", "localhost")  # which is looked up
+        loader = kind(url, **SMALL, run=RUN, num_steps=num_steps, **options)
+        for _ in range(40):
+            next(loader)
+        wait_until(lambda: rank() and not rank()["has_ended"], rank)
+        if num_steps is None:
+            loader.close()
+        else:
+            assert next(loader, None) is None
+        wait_until(lambda: rank()["has_ended"], rank)
+        assert rank()["trained_step"] == 39
+        assert len(server.get("/v1/live").json()["plans"][0]["ranks"]) == 1
+        loader.close()
+        with kind(server.url, **SMALL, run=RUN, **options) as again:
+            next(again)
+            wait_until(lambda: not rank()["has_ended"], rank)
+
+
+def test_a_server_that_is_gone_delays_no_end(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:
+    with RunningServer({"web": corpora["web"].path}, tmp_path) as server:
+        loader = CorpusLoader(server.url, **SMALL, num_steps=3, device="cpu")
+        assert [next(loader).step for _ in range(3)] == [0, 1, 2]
+        server.kill()
+        began = time.monotonic()
+        assert next(loader, None) is None
+        loader.close()
+        assert time.monotonic() - began < options.Network().deadline_seconds / 10
 
 
 @pytest.mark.parametrize("name", ["a" * 64, "a" * 65, "a, a"])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corpus_client import CorpusLoader, errors
+from corpus_client import ArrayLoader, CorpusIterableDataset, CorpusLoader, errors
 from tests.conftest import word_tokens
 from tests.corpora import some_tokens, write_npy, write_raw
 from tests.serving import RunningServer, run_here
@@ -129,9 +129,14 @@ def test_what_cannot_be_compared_is_said_once(
     assert [said in record.getMessage() for record in caplog.records].count(True) == 1
 
 
-def test_the_loader_raises_the_refusal(server: RunningServer) -> None:
+def test_the_loader_raises_the_refusal_and_takes_what_it_names(server: RunningServer) -> None:
     with pytest.raises(errors.ServerError, match=r"different tokenizers.*differ"):
         CorpusLoader(server.url, plan=plan_of("more", "bytes"), device="cpu")
+    mixture = {"corpus": {"more": 0.5, "bytes": 0.5}, "seq_len": 8, "global_batch_size": 4}
+    for kind, more in ((CorpusLoader, {"device": "cpu"}), (ArrayLoader, {}), (CorpusIterableDataset, {})):
+        with pytest.raises(errors.ServerError, match='tokenizers="differ" of a loader'):
+            kind(server.url, **mixture, **more)
+        kind(server.url, **mixture, **more, tokenizers="differ")
 
 
 def test_the_identity_is_shown(server: RunningServer) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from scripts.processes import HOST, ROOT, claim_port, is_ready, running
 from tests.serving import RunningServer
@@ -82,8 +84,16 @@ class Proxy:
             file = Path(folder) / self.configuration.name
             file.write_text(self.render(replicas, port, changes))
             command = [program, *self.options.format(folder=folder, file=file).split("|")]
-            with running(command, ready=partial(is_ready, f"http://{HOST}:{port}"), log=log):
+            ready = partial(is_ready, f"http://{HOST}:{port}") if replicas else partial(_listens, port)
+            with running(command, ready=ready, log=log):
                 yield port
+
+    @contextmanager
+    def before_store(self, url: str) -> Iterator[str]:
+        """Run a cache in front of the store at a URL of http; yield the URL of the cache."""
+        changes = {"set $store s3.us-east-1.amazonaws.com;": f"set $store {urlsplit(url).netloc};"}
+        with self.running((), changes={**changes, "proxy_pass https://": "proxy_pass http://"}) as port:
+            yield f"http://{HOST}:{port}"
 
 
 NGINX = Proxy(
@@ -93,7 +103,13 @@ NGINX = Proxy(
     "8080",
     "-p|{folder}|-c|{file}|-e|stderr|-g|daemon off;",
 )
+STORE_CACHE = replace(NGINX, configuration=ROOT / "docker" / "store-cache.conf", shipped_at="9000")
 HAPROXY = Proxy("haproxy", ROOT / "docker" / "haproxy.cfg", "bind {at}", ":8080", "-db|-f|{file}")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex((HOST, port)) == 0
 
 
 class RunningProxy(RunningServer):

@@ -53,6 +53,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_the_cache_answers_only_who_may_read(site: Site) -> None:
     """The failure was: a cached batch went to a caller without token."""
     identity = post(site.proxy, plan("web"), site.tokens.header("owner")).json()["id"]
+    owner = site.tokens.header("owner")
+    for server in site.servers:  # the proxy's copies of a posted plan go on after its response
+        wait_until(lambda: server.get(f"/v1/plans/{identity}", headers=owner).status == 200)  # noqa: B023
     target = f"/v1/batches?plan={identity}&step=3"
     first, again = site.get(target, "owner"), site.get(target, "reader")
     assert (first.status, again.status) == (200, 200)

@@ -43,6 +43,10 @@ def before_call(context: Any, case: Any, _: Any) -> None:
         query["format"] = "raw"  # other formats have no place for it
     if path.endswith("/search"):
         case.path_parameters["name"] = "words"  # the others have no tokenizer
+        query.pop("start", None)  # below the corpus's tokens
+    if path.endswith("/documents"):
+        for name in ("where", "sort", "skip", "first"):
+            query.pop(name, None)  # what they may name depends on the metadata
     if {"since", "step"} <= set(query):
         query["since"] = min(int(query["since"]), int(query["step"]))
     if "rank" in query:
@@ -71,14 +75,14 @@ def _change_plan_query(query: dict[str, Any], keep: tuple[str, ...]) -> None:
 def _change_plan(document: dict[str, Any]) -> None:
     """Let stages rise from 0; leave ranges out, which rise and are those of a corpus that is there."""
     # Rows of documents need an index of documents, and not every order takes them.
-    for name in ("skip_steps", "fingerprints", "rows", "lengths"):
+    for name in ("skip_steps", "fingerprints", "rows", "lengths", "max_epochs", "num_steps"):
         document.pop(name, None)
     # JSON Schema counts 1.0 among the integers.
     for name in ("seq_len", "stride", "seed"):
         if document.get(name) is not None:
             document[name] = int(document[name])
-    if isinstance(order := document.get("order"), dict) and "megatron" in order:
-        document["order"] = "shuffle"  # the blend's weights are those of all stages, and documents are needed
+    if (order := document.get("order")) == "olmo" or (isinstance(order, dict) and "shuffle" not in order):
+        document["order"] = "shuffle"  # those of other trainers demand much of stages and corpora
     elif isinstance(order, dict):
         order["shuffle"] = {name: int(value) for name, value in order["shuffle"].items()}
     elif order in ONE_STRIDE:
@@ -87,7 +91,10 @@ def _change_plan(document: dict[str, Any]) -> None:
         stage["global_batch_size"] = int(stage["global_batch_size"])
         stage["from_step"] = number
         stage.pop("exclude", None)
-        stage["mixture"] = dict.fromkeys(stage["mixture"], 1)  # none may be 65,536 times the other
+        # None may be 65,536 times the other; amounts depend on the corpora, and end before they begin.
+        stage["mixture"] = dict.fromkeys(stage.get("mixture") or {"nosuch": 1}, 1)
+        for name in ("epochs", "tokens", "until"):
+            stage.pop(name, None)
         if "parent" in document:
             stage.pop("seq_len", None)  # what it must divide stands in the parent
         elif stage.get("seq_len") is not None:

@@ -3,7 +3,8 @@
     python -m tests.faults.failing_disk SOURCE MOUNT FAULT
 
 The file FAULT holds what happens from now on: `eio` (reads fail), `short` (reads return half of what is
-there), `enospc` (writes fail), `hang` (reads and look-ups wait until the fault is another), or nothing.
+there), `enospc` (writes fail), `hang` (reads and look-ups wait until the fault is another), `slow` (they wait
+for 2 ms each, as over a network), or nothing.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def serve(source: str, mount: str, fault: str) -> None:
             # Read anew each time: a few microseconds beside the way through the kernel.
             while (how := Path(fault).read_text()) == "hang" and operation in ("read", "open", "getattr"):
                 time.sleep(0.02)
+            if how == "slow" and operation in ("read", "open", "getattr"):
+                time.sleep(0.002)
             if how == "eio" and operation == "read":
                 raise mfusepy.FuseOSError(errno.EIO)
             if how == "enospc" and operation in ("write", "create", "mkdir", "truncate"):

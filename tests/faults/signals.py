@@ -22,7 +22,7 @@ def end_by(number: int, corpora: Mapping[str, Path], folder: Path) -> None:
         os.killpg(server.pid, number)  # as to a service
         wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, server.log)
         named = signal.Signals(number).name if number < signal.SIGRTMIN else f"signal {number}"
-        assert f"{named}: ending" in server.log(), server.log()
+        assert f"{named}: ending" in server.log(), f"{named} did not end it in order:\n{server.log()}"
         assert not any(map(psutil.pid_exists, pids))
         assert list((server.state_dir / "metrics").iterdir()) == []
         assert server.stop() == 0

@@ -21,10 +21,11 @@ from tests.serving import ROOT
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 WHERE = {
     "client/corpus_client/recording/losses.py": "of two sessions of a rank the later one counts",
+    "client/corpus_client/tools/boms.py": "a document says when it was made",
     "corpus_server/admission/access.py": "a token expires on a date",
     "corpus_server/cli/token.py": "a token must not have expired when it is made",
     "corpus_server/responses/tracing.py": "a trace says when",
-    "corpus_server/live.py": "samples are shown over the time of day; a clock set back is seen",
+    "corpus_server/live/hour.py": "samples are shown over the time of day; a clock set back is seen",
     "corpus_server/plan_store/database.py": "a database that was set aside says when",
     "corpus_server/plan_store/links.py": "outlives the process",
     "corpus_server/plan_store/store.py": "outlives the process",
@@ -72,7 +73,7 @@ def test_a_clock_that_was_set_back_locks_no_room_in_the_cache(tmp_path: Path) ->
     for key, age in (("a", -DAY), ("b", 0.0)):
         with cache.filling(key, 400, urgent=False) as file:
             file.write(bytes(400))
-        os.utime(cache.shards / key, (time.time() - age,) * 2)
+        os.utime(cache.extents / key, (time.time() - age,) * 2)
     with cache.filling("c", 400, urgent=False) as file:
         file.write(bytes(400))
     assert [key for key in "abc" if cache.has(key)] == ["b", "c"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from tests.corpora import some_tokens, write_raw
 from tests.faults.failing_disk import FailingDisk, failing_disk, why_not
-from tests.serving import RunningServer, ask, check_problem
+from tests.serving import RunningServer, ask, check_problem, run_here, wait_until
 from tests.stores import WebServer
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no FUSE here: {why_not()}")
@@ -118,15 +120,61 @@ def test_a_cache_on_a_disk_that_fails_gives_errors_and_never_tokens(
                     check_problem(response, 503, response.json()["type"])
                 return response.status
 
-            assert check(0, 0) == 200
-            for copy in cache.glob("shards/*/tokens"):
+            wait_until(lambda: check(0, 0) == 200)  # this disk is slow where the machine is busy
+            for copy in cache.glob("extents/*/tokens"):
                 _drop_pages(copy)
             disk.fail(how)
             # A refused one waits for seconds, in which the shard might have come.
             assert any(check(n, step) == 503 for n, step in ((0, 3000), (0, 9000), (1, 0), (1, 0)))
             disk.fail("")
-            assert check(1, 1) == 200
+            wait_until(lambda: check(1, 1) == 200)
             assert server.worker_pids() == pid
+
+
+def test_a_slow_disk_is_staged_before_a_job_and_what_is_here_is_served_while_it_hangs(
+    disk: FailingDisk, tmp_path: Path
+) -> None:
+    """A network's disk as `file://`: rows are those of the file, and a failure is one line in the log."""
+    folder, num_tokens, cache = disk.path / "web", 250_000, tmp_path / "cache"
+    folder.mkdir()
+    shards = [some_tokens(num_tokens, seed=number) for number in range(4)]
+    for number, tokens in enumerate(shards):
+        _drop_pages(write_raw(folder / f"{number}.bin", tokens))
+    disk.fail("slow")
+    document = {
+        "seq_len": 64,
+        "order": "sequential",
+        "stages": [{"global_batch_size": 16, "mixture": {"web": 1}}],
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    options = ("--cache-dir", str(cache), "--extent-bytes", "65536")
+    arguments = ("--plan", tmp_path / "plan.json", "--steps", "0:100", "--json", *options)
+    done = run_here("stage", f"web=file://{folder}", *arguments)
+    assert (done.returncode, json.loads(done.stdout)["fetched_bytes"]) == (0, 4 * 65536), done.stderr
+    with RunningServer({"web": f"file://{folder}"}, tmp_path, arguments=options) as server:
+        plan = str(server.post_plan(document).json()["id"])
+
+        def ask(step: int) -> str:
+            """Return "" for the right rows, else the type of the problem."""
+            began = time.monotonic()
+            response = server.get("/v1/batches", plan=plan, step=step)
+            assert time.monotonic() - began < 30
+            if response.status != 200:
+                return str(check_problem(response, 503, response.json()["type"])["type"])
+            shard, first = divmod(16 * step, (num_tokens - 65) // 64 + 1)
+            starts = 64 * np.arange(first, first + 16)
+            assert response.body == shards[shard][starts[:, None] + np.arange(65)].tobytes()
+            return ""
+
+        disk.fail("hang")
+        assert [ask(step) for step in range(0, 100, 9)] == [""] * 12
+        assert ask(300) == "not-staged"
+        disk.fail("eio")
+        wait_until(lambda: ask(300) == "store-failed")
+        assert ask(99) == ""
+        assert server.log().count("was not staged") == 1
+        disk.fail("slow")
+        wait_until(lambda: ask(300) == "")
 
 
 def _drop_pages(path: Path) -> None:

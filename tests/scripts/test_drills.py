@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.drills_lib.drill import Drill, Found, Skipped, outcome
+from scripts.drills_lib.drill import Drill, Ended, Found, Skipped, outcome
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,10 @@ def break_down(folder: Path, found: Found) -> None:
     raise ValueError("not foreseen")
 
 
+def take_too_long(folder: Path, found: Found) -> None:
+    raise Ended("it did not end in time")
+
+
 def be_left_out(folder: Path, found: Found) -> None:
     raise Skipped("no such program here")
 
@@ -39,14 +43,17 @@ def be_left_out(folder: Path, found: Found) -> None:
 @pytest.mark.parametrize(
     ("run", "result", "failures"),
     [
-        (fail, "failed", ["it must hold"]),
-        (succeed, "passed", []),
-        (break_down, "failed", ["ValueError: not foreseen"]),
-        (be_left_out, "left out: no such program here", []),
+        (fail, ("failed", ""), ["it must hold"]),
+        (succeed, ("passed", ""), []),
+        (break_down, ("failed", ""), ["ValueError: not foreseen"]),
+        (take_too_long, ("failed", ""), ["it did not end in time"]),
+        (be_left_out, ("left out", "no such program here"), []),
     ],
 )
-def test_whatever_a_drill_does_is_told(tmp_path: Path, run: object, result: str, failures: list[str]) -> None:
+def test_whatever_a_drill_does_is_told(
+    tmp_path: Path, run: object, result: tuple[str, str], failures: list[str]
+) -> None:
     said = dict.fromkeys(("name", "what", "count", "oracle", "rule"), "said")
     Drill(**said, rows=(1,), seconds=1, run=run).perform(tmp_path)
-    told, found = outcome(tmp_path)
-    assert (told, found.failures) == (result, failures)
+    told, why, found = outcome(tmp_path)
+    assert (told, why, found.failures) == (*result, failures)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corpus_server.admission.request import ANYONE, Caller, Limits
+from corpus_server.admission.request import ANYONE, Caller
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Forbidden, StateUnavailable, UnknownPlan
@@ -121,7 +121,7 @@ def test_a_large_document_is_parsed_in_a_process_of_its_own(catalog: Catalog, st
 
 def describe(known: KnownPlans, posted: bytes, **options: bool) -> dict[str, Any]:
     """What a POST of a document answers."""
-    bound, parent = known.keep_document(posted, ANYONE, Budget(), **options)
+    bound, parent, _ = known.keep_document(posted, ANYONE, Budget(), **options)
     described: dict[str, Any] = json.loads(body(plan_description(bound, Budget(), parent)))
     return described
 
@@ -350,7 +350,7 @@ def test_what_continues_a_plan_counts_for_the_token_that_posted_it(
 ) -> None:
     """The failure was: a token with `max_plans = 1` filled the folder by forks of one plan."""
     known = KnownPlans(catalog, store)
-    caller = Caller("few", frozenset({"read:*", "plans"}), limits=Limits(max_plans=3))
+    caller = Caller("few", frozenset({"read:*", "plans"}), max_plans=3)
     root = known.keep_document(ROOT, caller, Budget())[0].plan.id
     forks = [
         known.keep_document(link(root, fork(number)), caller, Budget())[0].plan.id for number in range(12)

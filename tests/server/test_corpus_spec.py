@@ -119,7 +119,8 @@ MISTAKES = [
     ("a b=/data", "corpus name 'a b'"),
     (
         "/d/x,dtpye=uint8",
-        "unknown dtpye; known are dtype, earlier, eot, exclude, include, mask, token_range, tokenizer, view",
+        "unknown dtpye; known are address, dtype, earlier, eot, eot_at, exclude, include, license, "
+        "mask, token_range, tokenizer, view",
     ),
     ("/d/x,dtype=uint8,dtype=uint8", "dtype is given twice"),
     ("/d/x,eot=end", "eot must be an id, 0 or more, got 'end'"),

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "corpus_server"
 LEVELS = (
     {"errors", "user_files"},
     {"described", "extras", "corpus_spec", "daemon_thread", "in_background", "pieces", "work"},
-    {"settings", "plan", "corpus", "recordings", "__init__"},
+    {"settings", "plan", "corpus", "recordings", "reports", "__init__"},
     {"stores", "admission"},
     {"read"},
     {"readers", "catalog", "plan_store", "metrics"},

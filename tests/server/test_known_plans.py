@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator, Mapping
@@ -11,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from corpus_server.admission.request import ANYONE, Caller
@@ -22,7 +26,9 @@ from corpus_server.known_plans import LARGE_BYTES, KnownPlans
 from corpus_server.plan import BoundedShuffle, Plan
 from corpus_server.plan.chain import Link
 from corpus_server.plan_store import PlanStore
+from corpus_server.read import reading
 from corpus_server.read.apart import parse_apart
+from corpus_server.read.reading import select_alone
 from corpus_server.work import Budget, Jobs
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
@@ -136,6 +142,33 @@ def test_memory_holds_the_plans_used_last(catalog: Catalog, store: PlanStore) ->
     with pytest.raises(UnknownPlan):  # spelled only
         known.by_id(ids[3], ANYONE, Budget())
     assert known.spelled({**ONE, "seed": 3}, ANYONE, Budget()).plan.id == ids[3]
+
+
+def test_plans_that_push_each_other_out_of_memory_give_their_own_rows(
+    catalog: Catalog, store: PlanStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that change all the time ask for more plans, and blocks of rows, than are kept."""
+    monkeypatch.setattr(reading, "MAX_BLOCKS", 4)
+    known = KnownPlans(catalog, store, max_plans=3)
+    spelled: list[dict[str, Any]] = [{**ONE, "seed": seed, "order": "shuffle"} for seed in range(8)]
+    plans = [catalog.bind(Plan.spelled(each), Budget()) for each in spelled]
+    right = [[select_alone(plan, step, range(4), 1).read(slice(4)) for step in range(60)] for plan in plans]
+
+    def ask(thread: int) -> None:
+        draw = random.Random(thread)
+        for _ in range(400):
+            number, step = draw.randrange(8), draw.randrange(60)
+            plan = known.spelled(spelled[number], ANYONE, Budget())
+            rows = reading.WindowReading(plan, Budget(), step=step, count=1, rank=0, rows=4).read(0, 4)
+            assert np.array_equal(rows, right[number][step]), (number, step)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(ask, range(4))) == [None] * 4
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_memory_is_bounded_in_bytes_too(catalog: Catalog, store: PlanStore) -> None:

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from corpus_server import live
+from corpus_server.live import hour
 from corpus_server.metrics.kinds import BOUNDS, METRICS, SHARED, CorpusColumn
 from corpus_server.metrics.shared import Numbers, add_up
 
@@ -63,9 +64,9 @@ def test_nothing_answered_is_null_and_not_zero() -> None:
 
 
 def test_a_worker_that_was_killed_makes_no_rate_negative() -> None:
-    ranks = {("", PLAN, "1", "0"): [5.0, 7.0, -1, 8.0, 1.0, 1.0]}
+    ranks = {("", PLAN, "1", "0"): [5.0, 7.0, -1, 0, 8.0, 1.0, 1.0]}
     state = advance({}, counted(requests=100, ranks=ranks), 0.0)
-    lost = {("", PLAN, "1", "0"): [6.0, 8.0, -1, 7.0, 0.5, 0.5]}
+    lost = {("", PLAN, "1", "0"): [6.0, 8.0, -1, 0, 7.0, 0.5, 0.5]}
     state = advance(state, counted(requests=90, ranks=lost), 5.0)
     assert last(state)["requests_per_second"] == 0
     (rank,) = state["response"]["plans"][0]["ranks"]
@@ -93,7 +94,7 @@ def test_the_shares_of_a_rank_come_near_to_what_it_does() -> None:
     state: live.State = {}
     for k in range(60):
         now = 5.0 * k
-        ranks = {("", PLAN, "8", "3"): [now, 10.0 * k, -1, 10.0 * k, 2.0 * k, 0.5 * k]}
+        ranks = {("", PLAN, "8", "3"): [now, 10.0 * k, -1, 0, 10.0 * k, 2.0 * k, 0.5 * k]}
         state = advance(state, counted(ranks=ranks), now)
     (plan,) = state["response"]["plans"]
     (rank,) = plan["ranks"]
@@ -109,7 +110,7 @@ def test_steps_that_were_trained_are_told_from_those_that_were_asked_for() -> No
     """A loader that fetches ahead asks for 100 steps/s at first, and its loop trains 4."""
     state: live.State = {}
     for k in range(60):
-        ranks = {("", PLAN, "1", "0"): [5.0 * k, 500.0 * k, 20.0 * k, 500.0 * k, 0.0, 0.0]}
+        ranks = {("", PLAN, "1", "0"): [5.0 * k, 500.0 * k, 20.0 * k, 0, 500.0 * k, 0.0, 0.0]}
         state = advance(state, counted(requests=50 * k, ranks=ranks), 5.0 * k)
     (rank,) = state["response"]["plans"][0]["ranks"]
     assert rank["steps_per_second"] == pytest.approx(100, rel=0.01)
@@ -130,8 +131,8 @@ def test_rates_of_the_whole_server_have_the_window_of_the_table_of_corpora() -> 
 def test_samples_and_ranks_are_kept_for_an_hour_and_no_more_than_are_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "MAX_SHOWN_RANKS", 3)
-    ranks = {("", PLAN, "8", str(k)): [10.0 * k, 1.0, -1, 1.0, 0.0, 0.0] for k in range(5)}
+    monkeypatch.setattr(hour, "MAX_SHOWN_RANKS", 3)
+    ranks = {("", PLAN, "8", str(k)): [10.0 * k, 1.0, -1, 0, 1.0, 0.0, 0.0] for k in range(5)}
     state: live.State = {}
     for now in range(0, 8000, 500):
         state = advance(state, counted(ranks=ranks), float(now))
@@ -145,7 +146,7 @@ def test_samples_and_ranks_are_kept_for_an_hour_and_no_more_than_are_shown(
 
 def test_plans_are_grouped_by_run_and_tools_come_last() -> None:
     seen = {("", "c"): 50.0, ("a", "d"): 20.0, ("bench", "c"): 40.0, ("b", "c"): 30.0, ("a", "c"): 10.0}
-    ranks = {(run, plan, "1", "0"): [at, 99.0, at, 1.0, 0.0, 0.0] for (run, plan), at in seen.items()}
+    ranks = {(run, plan, "1", "0"): [at, 99.0, at, 0, 1.0, 0.0, 0.0] for (run, plan), at in seen.items()}
     plans = advance({}, counted(ranks=ranks), 60.0)["response"]["plans"]
     assert [(each["run"], each["plan"], each["is_tool"]) for each in plans] == [
         ("b", "c", False),
@@ -207,9 +208,9 @@ def test_the_hour_begins_anew_where_the_file_of_it_is_damaged_or_of_another_rele
 
 def test_a_rank_that_moved_to_another_worker_is_one_rank() -> None:
     key = ("a", PLAN, "1", "0")
-    before, after = [10.0, 7.0, 5, 8.0, 1.0, 0.5], [20.0, 3.0, -1, 4.0, 0.25, 0.5]
+    before, after = [10.0, 7.0, 5, 0, 8.0, 1.0, 0.5], [20.0, 3.0, -1, 1, 4.0, 0.25, 0.5]
     total = add_up([counted(ranks={key: after}), counted(ranks={key: before})])
-    assert total["ranks"] == {key: [20.0, 3.0, -1, 12.0, 1.25, 1.0]}
+    assert total["ranks"] == {key: [20.0, 3.0, -1, 1, 12.0, 1.25, 1.0]}
 
 
 def test_a_clock_that_was_set_back_makes_no_absurd_rates() -> None:

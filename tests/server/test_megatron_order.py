@@ -140,7 +140,7 @@ def test_stages_skips_and_ranks_take_the_rows_in_turn(opened: Catalog, rows: NDA
         np.testing.assert_array_equal(step_rows(bound, step), wanted)
         thirds = [step_rows(bound, step, rank=rank, world_size=3) for rank in range(3)]
         np.testing.assert_array_equal(np.concatenate(thirds), wanted)
-    with pytest.raises(InvalidParameter, match="make 21 steps, and step 20 with count 2 ends beyond"):
+    with pytest.raises(InvalidParameter, match="ends after 21 steps, and step 20 with count 2 ends beyond"):
         bound.sampler.check_part(20, count=2)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,25 @@ def test_a_document_counts_when_it_was_sent_as_a_whole(server: RunningServer) ->
     assert (key[0], "web") not in after  # it has no documents
 
 
+def test_no_counter_falls_from_one_scrape_to_the_next(
+    corpora: dict[str, ServedCorpus], tmp_path: Path
+) -> None:
+    """Whichever worker answers, and whatever it is writing for the others at that moment."""
+
+    def scrapes(_: int) -> list[float]:
+        return [samples(server).get(ASKED, 0) for _ in range(150)]
+
+    with RunningServer({"web": corpora["web"].path}, tmp_path, workers=2) as server:
+        with ThreadPoolExecutor(5) as threads:
+            seen = threads.map(scrapes, range(4))
+            for _ in range(600):
+                server.get("/v1/corpora/web")
+            every = list(seen)
+        server.wait_until_idle()
+        assert samples(server)[ASKED] == 600
+    assert all(row == sorted(row) for row in every)
+
+
 def test_a_killed_worker_leaves_counts_and_no_ghost(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:
     with RunningServer({"web": corpora["web"].path}, tmp_path, workers=2) as server:
         for _ in range(10):
@@ -172,7 +192,7 @@ def test_a_file_that_no_worker_of_this_release_wrote_hides_no_counts(
 def test_what_a_worker_of_a_later_release_counts_is_kept_for_its_successor(tmp_path: Path) -> None:
     for pid in (99999998, 99999999):
         (tmp_path / f"{pid}-1.ended").write_text('{"corpus_of_tomorrow": [[["web"], [1.0, 2.0]]]}')
-        shared.totals(tmp_path)
+        shared.totals(tmp_path, {})
     past = json.loads((tmp_path / "past.json").read_text())
     assert past["corpus_of_tomorrow"] == [[["web"], [2.0, 4.0]]]
 

@@ -116,6 +116,21 @@ def test_an_index_of_litdata_with_impossible_values_is_one_line(
         refused(*BUILD, tmp_path / "out", path)
 
 
+def test_a_name_that_is_given_twice_is_refused_wherever_people_write_json(tmp_path: Path) -> None:
+    """The last value would be taken without a word, and which one is meant is not known."""
+    shard = write_raw(tmp_path / "a.bin", [1, 2, 0, 3, 0])
+    table, plan = tmp_path / "t.jsonl", tmp_path / "plan.json"
+    table.write_text('{"score": 1, "url": "https://a"}\n{"score": 2, "url": "https://b", "score": 3}\n')
+    stage = '{"global_batch_size": 1, "mixture": {"a": 1}}'
+    plan.write_text(f'{{"seq_len": 2, "seed": 1, "seed": 2, "stages": [{stage}]}}')
+    arguments = tmp_path / "arguments.json"
+    arguments.write_text('{"seq_length": 8, "global_batch_size": 2, "seed": 1, "seed": 2}')
+    assert "line 2: 'score' is given twice" in refused("index", f"{shard},eot=0", "--metadata", table)
+    staged = ("stage", f"a={shard}", "--plan", plan, "--steps", "0:1", "--cache-dir", tmp_path / "cache")
+    assert "'seed' is given twice" in run_here(*staged).stderr
+    assert "'seed' is given twice" in run_here("what", arguments, "--step", "0").stderr
+
+
 def test_metadata_with_a_number_of_many_digits_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.ds").write_bytes(bytes(8))
     for text in (f"tokenizer|{DIGITS}\n4\n", f"tokenizer|2\n{DIGITS}\n"):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from corpus_client.batch import Batch
-from corpus_client.integrations.feed import masked_targets
+from corpus_client.integrations.feed import masked_targets, targets_in
 
 IGNORED = -100
 """Labels that the losses of transformers leave out."""
@@ -38,8 +38,8 @@ def packed_lm(batch: Batch) -> dict[str, Any]:
     -100 among the labels; all else is as in `causal_lm`. The batch needs its end-of-text id.
     """
     within, positions = batch.loss_mask, batch.position_ids
+    windows = _windows(batch, targets_in(batch, within, IGNORED))
     last = torch.where(within[:, -1:], positions[:, -1:] + 1, 0)
-    windows = _windows(batch, batch.targets.masked_fill(~within, IGNORED))
     return {**windows, "position_ids": torch.cat((positions, last), dim=1), "use_cache": False}
 
 

@@ -162,8 +162,17 @@ def masked_targets(batch: Batch, ignored: int) -> torch.Tensor:
 
     ignored: what the framework's loss leaves out.
     """
-    mask = batch.corpus_mask
-    return batch.targets if mask is None else batch.targets.masked_fill(~mask, ignored)
+    return batch.targets if batch.corpus_mask is None else targets_in(batch, batch.corpus_mask, ignored)
+
+
+def targets_in(batch: Batch, mask: torch.Tensor, ignored: int) -> torch.Tensor:
+    """Return a batch's targets, `ignored` where a mask leaves them out; refuse weights."""
+    if mask.is_floating_point():
+        raise errors.InvalidArgument(
+            "loss masks of the plan's corpora hold weights, which this framework's loss does not take; "
+            "loss_mask=False trains on all tokens alike"
+        )
+    return batch.targets.masked_fill(~mask, ignored)
 
 
 def check_place(found: tuple[int, int], expected: tuple[int, int], framework: str) -> None:

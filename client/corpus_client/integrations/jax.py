@@ -32,7 +32,8 @@ class DeviceBatch:
 
     inputs, targets: `(global_batch_size, seq_len)`, with the sharding asked for; targets one token further.
     sources: `(global_batch_size,) uint16`; None where the loader was not asked for them.
-    loss_mask: `(global_batch_size, seq_len) bool`, see `ArrayBatch`. Both have the sharding of the rows.
+    loss_mask: `(global_batch_size, seq_len)`, bool or float32, see `ArrayBatch`. Both have the rows'
+    sharding.
     """
 
     step: int

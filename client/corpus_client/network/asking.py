@@ -6,6 +6,9 @@ import logging
 import secrets
 import socket
 import ssl
+import threading
+from collections.abc import Collection
+from contextlib import closing, suppress
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -42,6 +45,27 @@ _PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 process that is forked meanwhile inherits OpenSSL's locks as they are, and may wait for them for ever."""
 
 
+def tell(urls: Collection[str], question: Question[T], network: Network, *, seconds: float) -> None:
+    """Tell the first server that answers something that decides nothing, and wait for that so long at most.
+
+    Where none answers, nothing is said: whoever tells is about to end.
+    """
+
+    def ask() -> None:
+        for url in urls:
+            with suppress(errors.CorpusClientError):
+                known = Endpoint.parse(url, network)
+                endpoint = known if known.address is not None else known.resolve()[0]
+                with closing(HttpClient(endpoint, network)) as client:
+                    client.ask(question)
+                return
+
+    thread = threading.Thread(target=ask, name="corpus-tell", daemon=True)
+    with suppress(RuntimeError):  # the interpreter ends, or there can be no more threads
+        thread.start()
+        thread.join(seconds)
+
+
 class HttpClient:
     """Asks one server; belongs to one thread at a time.
 
@@ -62,9 +86,9 @@ class HttpClient:
 
     def ask(self, question: Question[T]) -> T:
         """Return the server's response, or raise what went wrong; nothing is repeated here."""
-        name, method, headers = self.endpoint.name, "GET", dict[str, str]()
+        name, method, headers = self.endpoint.name, question.method, {**question.headers}
         if question.body is not None:
-            method, headers = "POST", {"Content-Type": "application/json"}
+            method, headers["Content-Type"] = "POST", "application/json"
         if (authorization := self._network.credentials.header()) is not None:
             headers["Authorization"] = authorization
         asking = _IS_ASKING.set(True)

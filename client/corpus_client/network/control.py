@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from corpus_client import errors
 from corpus_client.network import chain, wire
 from corpus_client.network.layout import ITEM_BYTES
+from corpus_client.network.options import TRAINED_STEP_HEADER
 
 T = TypeVar("T")
 
@@ -20,12 +21,15 @@ class Question(Generic[T]):
     """A request of the control plane.
 
     parse: makes something of the response's headers and body, or raises `ResponseCorrupt`.
-    body: what is posted, as JSON; None: it is a GET.
+    body: what is posted, as JSON; None: it is a GET, or another method.
+    headers: more of them.
     """
 
     path: str
     parse: Callable[[wire.Headers, bytes], T]
     body: bytes | None = None
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +81,19 @@ class BoundPlan:
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
     sources: tuple[str, ...] = ()  # names of the corpora, as a batch's sources number them
     is_masked: bool = False  # whether shards of a source have loss masks
-    fills_ends: bool = False  # whether rows may end with end-of-text tokens of no document
+    fills_ends: bool = False  # whether rows may hold end-of-text tokens of no document
+    eot_first: bool | None = False  # whether documents begin with end-of-text; None: of some sources
+    mask_dtype: str = "uint8"  # of loss masks in responses; "float16" if one of them holds weights
     views: tuple[
         str, ...
     ] = ()  # the sources that are views: of their corpora the server shows no other tokens
     warnings: tuple[str, ...] = ()  # what the server says of the plan that its author should know
     chain: chain.Chain = ()  # decisions, by which the document was continued
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a loss mask of a source holds weights, and not 0 and 1 alone."""
+        return self.mask_dtype != "uint8"
 
     @property
     def whole(self) -> dict[str, Any]:
@@ -146,6 +157,7 @@ def _described_plan(
     try:
         sources = response["sources"].values()
         eot_ids = {source.get("eot") for source in sources}
+        firsts = {source.get("eot_first") is True for source in sources}
         shards, stages = _described(ShardDescription, response["shards"]), response["stages"]
         described = _described(
             StageDescription,
@@ -165,7 +177,9 @@ def _described_plan(
             largest_id=_largest(source.get("largest_id") for source in sources),
             sources=tuple(response["sources"]),
             is_masked=any(source.get("num_masks") for source in sources),
+            mask_dtype=_mask_dtype(response.get("loss_mask_dtype", "uint8")),
             fills_ends=response.get("fills_ends") is True,
+            eot_first=None if len(firsts) > 1 else True in firsts,
             warnings=tuple(map(str, response.get("warnings", ()))),
             views=tuple(name for name, each in response["sources"].items() if each.get("view")),
         )
@@ -177,6 +191,12 @@ def _described_plan(
         return _continued(parent, added, posted, [each["weights_65536"] for each in stages])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise errors.ResponseCorrupt(f"not the description of a plan: {str(response)[:2000]}") from error
+
+
+def _mask_dtype(name: object) -> str:
+    if name not in ("uint8", "float16"):
+        raise ValueError(f"loss_mask_dtype must be uint8 or float16, got {name!r}")
+    return str(name)
 
 
 def _continued(
@@ -221,6 +241,14 @@ def plan_step(plan_id: str, step: int) -> Question[int]:
         return found
 
     return Question(path, parse)
+
+
+def end_of(plan_id: str, step: int, place: tuple[int, int]) -> Question[None]:
+    """Say that a rank asks for no more, and the step that its loader yielded last."""
+    rank, world_size = place
+    path = f"/v1/batches?plan={plan_id}&step={step}&rank={rank}&world_size={world_size}"
+    headers = {TRAINED_STEP_HEADER: str(step)}
+    return Question(path, lambda *_: None, method="HEAD", headers=headers)
 
 
 def receipt(plan_id: str, step: int) -> Question[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
 import ssl
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -91,13 +93,24 @@ class Endpoint:
                 f"url must name a socket by at most {MAX_SOCKET_PATH_BYTES} bytes, which is all that the "
                 f"system takes, got {length}: {path}"
             )
+        if not hasattr(socket, "AF_UNIX"):
+            raise errors.InvalidArgument(
+                f"url must be http://host:port, as Python has no Unix sockets on {sys.platform}; got {url!r}"
+            )
         address = (socket.AF_UNIX, path)
         return cls(url=url.rstrip("/"), host="localhost", port=80, prefix="", tls=None, address=address)
 
     @property
     def socket_path(self) -> str | None:
         """Path of a Unix socket; None: TCP to host and port."""
-        return str(self.address[1]) if self.address and self.address[0] == socket.AF_UNIX else None
+        return self.address[1] if self.address and isinstance(self.address[1], str) else None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this host by its address."""
+        if self.address is None or self.socket_path is not None:
+            return self.address is not None
+        return ipaddress.ip_address(self.address[1][0].partition("%")[0]).is_loopback
 
     @property
     def name(self) -> str:

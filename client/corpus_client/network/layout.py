@@ -12,25 +12,29 @@ Slots and staging buffers hold arrays in the same layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 ALIGNMENT = 8
 
-ITEM_BYTES: Mapping[str, int] = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8}
-"""Bytes of one item, by the name in `Corpus-Dtype`."""
+ITEM_BYTES: Mapping[str, int] = {"uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8, "float16": 2}
+"""Bytes of one item, by the name in `Corpus-Dtype` or `Corpus-Arrays`."""
 
-_CODES: Mapping[str, Literal["B", "H", "I", "i", "q"]] = {
-    "uint8": "B",
-    "uint16": "H",
-    "uint32": "I",
-    "int32": "i",
-    "int64": "q",
+
+class Beside(NamedTuple):
+    """An array that `with` may name: dtype, and 1 for an item a row or 2 for an item a token."""
+
+    name: str
+    dtype: str
+    num_dims: int
+
+
+BESIDE: Mapping[str, Beside] = {
+    "sources": Beside("sources", "uint16", 1),
+    "loss_mask": Beside("loss_mask", "uint8", 2),
 }
-
-BESIDE: Mapping[str, tuple[str, int]] = {"sources": ("uint16", 1), "loss_mask": ("uint8", 2)}
-"""What `with` may name: dtype, and 1 for an item a row or 2 for an item a token."""
+"""By name. A loss mask is float16 where one of the plan's corpora holds weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +54,10 @@ class Array:
         return f"{self.name} {self.dtype} {','.join(map(str, self.shape))}"
 
 
-def arrays_of(names: Iterable[str], num_steps: int, shape: tuple[int, int]) -> tuple[Array, ...]:
+def arrays_of(beside: Iterable[Beside], num_steps: int, shape: tuple[int, int]) -> tuple[Array, ...]:
     """Return the arrays of steps with batches of this shape: rows and tokens of a row."""
-    found = ((name, *BESIDE[name]) for name in names)
     return tuple(
-        Array(name=name, dtype=dtype, shape=(num_steps, *shape[:num_dims])) for name, dtype, num_dims in found
+        Array(name=each.name, dtype=each.dtype, shape=(num_steps, *shape[: each.num_dims])) for each in beside
     )
 
 
@@ -68,17 +71,19 @@ def starts(first_bytes: int, arrays: Sequence[Array]) -> list[int]:
     return [*found, end]
 
 
-def views(body: memoryview, arrays: Sequence[Array], first_bytes: int = 0) -> list[memoryview]:
-    """Return arrays of a body, each of its type and shape, for `np.asarray`; views.
+def parts(
+    body: memoryview, arrays: Sequence[Array], first_bytes: int = 0
+) -> Iterator[tuple[tuple[int, ...], str, memoryview]]:
+    """Yield shape, dtype and bytes of the arrays of a body, as `numpy.ndarray` takes them.
 
     first_bytes: of the first array, where that is not among them.
     """
     begins = zip(arrays, starts(first_bytes, arrays), strict=False)
-    parts = ((array, body[start : start + array.num_bytes]) for array, start in begins)
-    return [part.cast(_CODES[array.dtype], array.shape) for array, part in parts]
+    for array, start in begins:
+        yield array.shape, array.dtype, body[start : start + array.num_bytes]
 
 
-def batch_bytes(names: Sequence[str], shape: tuple[int, int], token_bytes: int) -> int:
+def batch_bytes(beside: Sequence[Beside], shape: tuple[int, int], token_bytes: int) -> int:
     """Return the most bytes that a step takes, alone or among others."""
-    sizes = [math.prod(shape) * token_bytes, *(array.num_bytes for array in arrays_of(names, 1, shape))]
+    sizes = [math.prod(shape) * token_bytes, *(array.num_bytes for array in arrays_of(beside, 1, shape))]
     return sizes[0] if len(sizes) == 1 else sum(size + -size % ALIGNMENT for size in sizes)

@@ -44,7 +44,7 @@ class Network:
         deadline_seconds: how long one request is tried, over all servers; no attempt takes more than a
             quarter of it.
         reach_seconds: how long a new loader tries to connect to any server at all: most often none was
-            started, or the URL is wrong.
+            started, or the URL is wrong. Default: 30, and 5 if all servers are on this host.
         progress_seconds: longest wait for the next byte before the request is sent again.
         in_flight: requests on the wire at a time; two hide the round trip.
         verify: whether each response carries a checksum and is compared with it.
@@ -56,7 +56,7 @@ class Network:
     """
 
     deadline_seconds: float = 300.0
-    reach_seconds: float = 30.0
+    reach_seconds: float | None = None
     progress_seconds: float = 30.0
     in_flight: int = 2
     verify: bool = True
@@ -71,6 +71,8 @@ class Network:
     def __post_init__(self) -> None:
         for name in ("deadline_seconds", "reach_seconds", "progress_seconds"):
             value = getattr(self, name)
+            if value is None and name == "reach_seconds":
+                continue
             if not isinstance(value, Real) or not 0 < float(value) < math.inf:
                 raise errors.InvalidArgument(f"{name} must be above 0, got {value!r}")
         if isinstance(self.in_flight, bool) or self.in_flight not in range(1, MAX_IN_FLIGHT + 1):

@@ -40,6 +40,9 @@ LOOKUP_TRIES = 3
 TELL_FIRST_SECONDS, TELL_SECONDS = 1.0, 10.0
 """After which, and then how often, the log says that a request waits for a server."""
 
+REACH_SECONDS, HERE_SECONDS = 30.0, 5.0
+"""For the first connection of a new loader to any server; to those of this host: one may be starting."""
+
 T = TypeVar("T")
 
 log = logging.getLogger("corpus_client")
@@ -113,6 +116,14 @@ class Pool:
                 raise refusal
             return live
 
+    def reach_seconds(self) -> float:
+        """Return how long to try to connect to any server; one that is not there on this host refuses."""
+        if self.network.reach_seconds is not None:
+            return self.network.reach_seconds
+        with self.changed:
+            are_here = [each.endpoint.is_here for each in self._replicas]
+            return HERE_SECONDS if self.looked_up() and are_here and all(are_here) else REACH_SECONDS
+
     def looked_up(self) -> bool:
         """Return whether every name's first look-up has ended, well or not."""
         return all(name.found or name.num_failures for name in self._names)
@@ -185,7 +196,7 @@ class Pool:
             return due
         self._told_at = now
         log.warning(
-            "no response for %.0f s, waiting up to %.0f s in all (deadline_seconds); last: %s",
+            "no response for %.0f s, waiting up to %.0f s in all; last: %s",
             *(now - since, deadline - since, self._last_failure),
         )
         return now + TELL_SECONDS

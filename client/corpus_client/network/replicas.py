@@ -27,6 +27,7 @@ from corpus_client.network.pool import Pool
 from corpus_client.network.replica import Replica, may_pass
 from corpus_client.network.transport import LOOK_SECONDS, Buffer, Connection, first_arrived
 from corpus_client.network.wire import ArrayRequest
+from corpus_client.observe.attribution import Phase
 from corpus_client.observe.recorder import Recorder
 
 STALL_SECONDS = 1.0
@@ -131,7 +132,7 @@ class Replicas(AbstractContextManager["Replicas"]):
             root, lines = _split(plan)
             post, seconds = control.post_plan(root), self.network.deadline_seconds
             receive = partial(pool.ask, post)
-            pool.plan = bound = self._answered(None, receive, seconds, reach=self.network.reach_seconds)
+            pool.plan = bound = self._answered(None, receive, seconds, is_first=True)
         else:
             bound, lines = after, [control.json_text(plan).decode()]
         for part in chain.parts_of(lines):
@@ -200,17 +201,18 @@ class Replicas(AbstractContextManager["Replicas"]):
         receive: Callable[..., T],
         seconds: float,
         attempt: _Attempt | None = None,
-        reach: float | None = None,
+        is_first: bool = False,
     ) -> T:
         """Send a request until it has a right response; return what `receive` makes of that.
 
         path: of an array; None: `receive` asks, too.
         attempt: the request is on the wire already.
-        reach: the longest wait for the first connection to any server.
+        is_first: perhaps no server was started; there is a limit for the first connection to any.
         """
         started = time.monotonic()
         deadline = started + seconds
-        failed = again = False
+        again = False
+        waits_for: Phase = "send"  # the phase until the request is on the wire
         attempts: list[_Attempt] = []  # at most two, the older one first
         if attempt is not None:
             attempt.started = started
@@ -221,9 +223,10 @@ class Replicas(AbstractContextManager["Replicas"]):
                 again = True
         while True:
             while not attempts:
-                self.recorder.enter("retry" if failed else "send")
+                self.recorder.enter(waits_for)
                 option, most = "deadline_seconds", seconds
-                if reach is not None and reach < seconds and not self._pool.was_reached:
+                reach = seconds if self._pool.was_reached or not is_first else self._pool.reach_seconds()
+                if reach < seconds:
                     option, most = "reach_seconds", reach
                 found = self._pool.acquire(started + most, idle=True, since=started)
                 if found is None and (option == "deadline_seconds" or not self._pool.was_reached):
@@ -259,7 +262,11 @@ class Replicas(AbstractContextManager["Replicas"]):
                     self._abandon(attempts)
                     raise
                 self._pool.failed(attempt.replica, error)
-                failed = again = not attempts
+                again = not attempts
+                waits_for = "retry" if again else "send"
+                if again and getattr(error, "kind", "") == "not-staged":
+                    waits_for = "bucket"
+                    self.recorder.enter(waits_for, staging_seconds=math.inf)  # all that it has waited
                 continue
             except BaseException:
                 # An interrupt (Ctrl-C): a response may still come, and must not be the next request's.

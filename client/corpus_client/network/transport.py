@@ -8,12 +8,12 @@ answers them in order, each from end to end, and is never without work.
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
-import select
+import selectors
 import socket
 import ssl
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -74,7 +74,8 @@ class Connection:
         self._header_lines = wire.header_lines(headers)  # of every request
         self._look_seconds = min(LOOK_SECONDS, self._network.progress_seconds)
         self._patience: Callable[[], float]  # returns the longest wait for the next byte
-        self._fills_whole = endpoint.tls is None  # by the kernel in one call, which also limits its waits
+        # By the kernel in one call, which also limits its waits; Windows has other units and errors for that.
+        self._fills_whole = endpoint.tls is None and sys.platform != "win32"
         self._wait_seconds = 0.0
         self._socket: socket.socket | None = None
         self._num_responses = 0
@@ -96,7 +97,7 @@ class Connection:
             if not self.usable:
                 raise ConnectionAbortedError("closed")
             sock.connect(address)
-            if family != socket.AF_UNIX:
+            if endpoint.socket_path is None:
                 for option in (*KEEP_ALIVE, (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)):
                     sock.setsockopt(*option)
             if self._fills_whole:
@@ -160,7 +161,11 @@ class Connection:
                 status, headers = wire.read_head(head)
                 if status != 200:
                     raise self._error_response(status, headers, deadline)
-                self._recorder.enter("receive", server_seconds=wire.server_seconds(headers))
+                staging_seconds = wire.server_seconds(headers, wire.STAGING_SECONDS)
+                server_seconds = wire.server_seconds(headers)
+                self._recorder.enter(
+                    "receive", server_seconds=server_seconds, staging_seconds=staging_seconds
+                )
                 wire.check_headers(headers, request)
                 digest = xxhash.xxh3_64() if request.verify else None
                 num_bytes = wire.array_bytes(headers, request)
@@ -308,13 +313,12 @@ def first_arrived(connections: Sequence[Connection], seconds: float) -> Connecti
     held = next((each for each in connections if each._holds_some), None)
     if held is not None:
         return held
-    poll = select.poll()
-    numbers = []
-    for each in connections:
-        numbers.append(each._open_socket.fileno())
-        poll.register(numbers[-1], select.POLLIN)
-    came = poll.poll(math.ceil(1000 * seconds))
-    return connections[numbers.index(came[0][0])] if came else None
+    # Windows has no poll. `select` takes no descriptor above 1,023, and epoll takes one more.
+    with getattr(selectors, "PollSelector", selectors.SelectSelector)() as selector:
+        for each in connections:
+            selector.register(each._open_socket, selectors.EVENT_READ, each)
+        came = selector.select(seconds)
+    return came[0][0].data if came else None
 
 
 def failure(

@@ -24,7 +24,7 @@ from urllib.parse import quote, quote_plus
 import xxhash
 
 from corpus_client import errors
-from corpus_client.network.layout import ITEM_BYTES, Array, arrays_of, starts
+from corpus_client.network.layout import ITEM_BYTES, Array, Beside, arrays_of, starts
 from corpus_client.observe.telemetry import REQUEST_ID_HEADER
 
 SHAPE_HEADER = "corpus-shape"
@@ -43,6 +43,8 @@ DIGEST = re.compile(r"xxh3-64=[0-9a-f]{16}")
 
 SERVER_SECONDS = re.compile(r"\bresponse;dur=(\d+(?:\.\d+)?)")
 """In `Server-Timing` (W3C): milliseconds from the request's arrival to the response's first byte."""
+STAGING_SECONDS = re.compile(r"\bstaging;dur=(\d+(?:\.\d+)?)")
+"""Of these, how long the server waited for its object store."""
 
 ERRORS = {"unknown-corpus": errors.UnknownCorpus, "unknown-plan": errors.UnknownPlan}
 """The `type` of a problem document -> the error that it becomes, where that is a class of its own."""
@@ -136,7 +138,7 @@ def steps_request(
     world_size: int = 1,
     verify: bool,
     are_pieces: bool = False,
-    beside: Sequence[str] = (),
+    beside: Sequence[Beside] = (),
     row_tokens: int = 0,
     **plan: int | str,
 ) -> ArrayRequest:
@@ -146,14 +148,15 @@ def steps_request(
         shape: of the response: steps, rows, items of a row.
         step: the first of the steps.
         are_pieces: the response has a line of `PIECE_ITEMS` for each piece of the rows, at most one an item.
-        beside: names of the arrays to send behind that.
+        beside: the arrays to send behind that.
         row_tokens: tokens of a row, where the response has other items.
         plan: `plan=ID`, or the parameters that spell a plan in the URL.
     """
     steps = {"step": step, "count": shape[0], "rank": rank, "world_size": world_size}
-    form = "+".join(("raw+tail" if verify else "raw", *beside))
+    names = [each.name for each in beside]
+    form = "+".join(("raw+tail" if verify else "raw", *names))
     identity = (route.rpartition("/")[2], *map(str, steps.values()), form)
-    named = {"with": ",".join(beside)} if beside else {}
+    named = {"with": ",".join(names)} if names else {}
     return ArrayRequest(
         path=array_path(route, verify=verify, **plan, **steps, **named),
         shape=(math.prod(shape), PIECE_ITEMS) if are_pieces else shape,
@@ -232,9 +235,9 @@ def checked_array(body: bytes) -> bytes:
     return array
 
 
-def server_seconds(headers: Headers) -> float:
+def server_seconds(headers: Headers, said: re.Pattern[str] = SERVER_SECONDS) -> float:
     """How long the server says it took to begin its response; 0 where it does not say."""
-    found = SERVER_SECONDS.search(headers.get(TIMING_HEADER) or "")
+    found = said.search(headers.get(TIMING_HEADER) or "")
     return float(found[1]) / 1e3 if found else 0.0
 
 

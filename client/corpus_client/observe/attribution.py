@@ -3,14 +3,15 @@
 The fetcher thread is always in one phase; the recorder adds up how long each took. A training loop that
 waits reads it before and after: the difference is, phase by phase, what it waited for. Nothing is sampled
 or guessed, but for the share of the server in the time to a response's first byte, which is the server's own
-word (`Server-Timing`), at most that time.
+word (`Server-Timing`), at most that time; so is the share of the bucket.
 
     fetcher's phase    what it does                            the wait's cause
     send               connects, sends a request               network
-    response           waits for a response's first byte        server (as it says), else network
+    response           waits for a response's first byte        server, bucket (as it says), else network
     receive            receives the body                       network
     host               checksum, gather from a local copy      host
     retry              waits before asking again               retry
+    bucket             the same, for an object store to deliver bucket
     idle               has no free slot                        transfer: every slot is being copied
 """
 
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
-Phase = Literal["send", "response", "receive", "host", "retry", "idle"]
+Phase = Literal["send", "response", "receive", "host", "retry", "bucket", "idle"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +37,19 @@ class _Seconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchSeconds(_Seconds):
-    """How long the fetcher was in each phase; `server` is the part of `response` that the server claims."""
+    """How long the fetcher was in each phase.
+
+    Of `response`, the server claims `server`, and `staging` for waiting until its object store delivered.
+    """
 
     send: float = 0.0
     response: float = 0.0
     server: float = 0.0
+    staging: float = 0.0
     receive: float = 0.0
     host: float = 0.0
     retry: float = 0.0
+    bucket: float = 0.0
     idle: float = 0.0
 
 
@@ -56,17 +62,20 @@ class WaitSeconds(_Seconds):
     host: float = 0.0  # this process's CPU: checksum, gather, the copy of a batch on the CPU
     transfer: float = 0.0  # slots or the device's driver: queueing copies, waiting for one to free a slot
     retry: float = 0.0  # waiting to ask again after a failure
+    bucket: float = 0.0  # for the server's object store: tokens that are not on its machine yet
 
     @classmethod
     def during(cls, fetched: FetchSeconds) -> WaitSeconds:
         """Return what a wait was for, given what the fetcher did in it."""
-        server = min(fetched.server, fetched.response)
+        staging = min(fetched.staging, fetched.response)
+        server = min(fetched.server, fetched.response - staging)
         return cls(
-            network=fetched.send + fetched.response - server + fetched.receive,
+            network=fetched.send + fetched.response - server - staging + fetched.receive,
             server=server,
             host=fetched.host,
             transfer=fetched.idle,
             retry=fetched.retry,
+            bucket=fetched.bucket + staging,
         )
 
     @property

@@ -56,13 +56,19 @@ class Recorder:
         self._copies: deque[tuple[int, int, Any]] = deque()
         self._asked_lately: deque[float] = deque(maxlen=num_steps or None)
 
-    def enter(self, phase: Phase, *, server_seconds: float = 0.0) -> None:
-        """End the present phase and begin another. server_seconds: of it, what the server says it took."""
+    def enter(self, phase: Phase, *, server_seconds: float = 0.0, staging_seconds: float = 0.0) -> None:
+        """End the present phase and begin another.
+
+        server_seconds: of the phase that ends, what the server says it took; staging_seconds: of these, how
+        long it waited for its object store.
+        """
         now = time.perf_counter()
         with self._lock:
             ended, since = self._phase, self._since
             self._seconds[ended] += now - since
-            self._seconds["server"] += min(server_seconds, now - since)
+            staging = min(staging_seconds, now - since)
+            self._seconds["staging"] += staging
+            self._seconds["server"] += max(0.0, min(server_seconds, now - since) - staging)
             self._phase, self._since = phase, now
         self._add(since, now, "fetcher", ended)
         if self._nvtx is not None:
@@ -137,7 +143,7 @@ class Recorder:
         wait = self._for_slots
         if not copies_on_host:
             wait += WaitSeconds(transfer=self._upload_seconds)
-        others = wait.network + wait.server + wait.transfer + wait.retry
+        others = wait.network + wait.server + wait.transfer + wait.retry + wait.bucket
         return LoaderStats(
             seconds=0.0 if self._first_asked is None else self._yielded - self._first_asked,
             wait_seconds=self._wait_seconds,

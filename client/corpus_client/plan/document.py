@@ -11,15 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from corpus_client import errors
+from corpus_client.network import chain
 from corpus_client.network.control import BoundPlan
 from corpus_client.plan.schedule import MAX_STEP as MAX_STEP
+from corpus_client.user_json import parse_json
 
 STAGE_FIELDS = ("mixture", "global_batch_size", "seq_len", "exclude")
+
+SAVED_KIND = "corpus-plan"
+"""What a file says that `corpus-server plans save` wrote."""
 
 DEFAULTS: dict[str, Any] = {"seed": 0, "order": "shuffle", "rows": "windows"}
 """Of `make_plan`; a loader cannot tell an argument that was left out from one that says the same."""
 
-CorpusArgument = str | Mapping[str, float]
+CorpusArgument = str | Mapping[str, Any]
+AmountsArgument = Mapping[str, Any]
 OrderArgument = str | Mapping[str, Mapping[str, Any]]
 PlanArgument = Mapping[str, Any] | str | os.PathLike[str]
 
@@ -38,7 +44,7 @@ def requested_plan(plan: PlanArgument | None = None, **parts: Any) -> Mapping[st
         )
     if isinstance(plan, str | os.PathLike):
         try:
-            plan = json.loads(Path(plan).read_text(encoding="utf-8"))
+            plan = parse_json(Path(plan).read_text(encoding="utf-8"))
         except OSError as error:
             raise errors.InvalidArgument(
                 f"plan must be a plan document or the path of one, got {str(plan)!r}: {error.strerror}"
@@ -48,23 +54,44 @@ def requested_plan(plan: PlanArgument | None = None, **parts: Any) -> Mapping[st
     if not isinstance(plan, Mapping):
         kind = type(plan).__name__
         raise errors.InvalidArgument(f"plan must be a plan document or the path of one, got a {kind}")
-    return plan
+    return _saved(plan) if plan.get("kind") == SAVED_KIND else plan
+
+
+def _saved(file: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan of a file that `corpus-server plans save` wrote, with its links as decisions."""
+    try:
+        lines = []
+        for link in file["links"]:
+            more = {name: link[name] for name in ("fingerprints", "lengths") if name in link}
+            lines.append(json.dumps({**link["stages"][0], **more}))
+        return {**file["plan"], chain.DECISIONS: "\n".join(lines)}
+    except (KeyError, TypeError, IndexError) as error:
+        raise errors.InvalidArgument(
+            f"plan is a file of another release than this client, or was changed: {error!r}"
+        ) from error
 
 
 def make_plan(
     *,
     corpus: CorpusArgument | None = None,
+    epochs: AmountsArgument | None = None,
+    tokens: AmountsArgument | None = None,
     seq_len: int | None = None,
     global_batch_size: int | None = None,
     seed: int = 0,
     order: OrderArgument = "shuffle",
     rows: OrderArgument = "windows",
+    family: Mapping[str, Any] | None = None,
+    tokenizers: str | None = None,
     stride: int | None = None,
 ) -> dict[str, Any]:
     """Return the plan document of one stage, as `plan=` of a loader takes it.
 
     Args:
-        corpus: name of a corpus of the server, or a mixture: `{"web": 0.7, "code": 0.3}`.
+        corpus: name of a corpus of the server, or a mixture: `{"web": 0.7, "code": 0.3}`. Corpora may share
+            a weight: `{"web": {"share": 0.7, "of": {"cc": 2, "wiki": 1}}, "code": 0.3}`.
+        epochs, tokens: instead of `corpus`, how often the run sees each one, `{"web": 1, "code": 2}`, or how
+            many tokens of it; the server makes weights of them, and the run ends when they are over.
         seq_len: inputs of a row, in tokens.
         global_batch_size: rows of a step over all ranks.
         order: the name of an order, such as `shuffle`, or one with parameters as a plan document spells it:
@@ -72,20 +99,18 @@ def make_plan(
             `{"megatron": {"num_samples": 1000000}}`.
         rows: `windows`, or rows that join whole documents: `documents`, or with a parameter
             `{"documents": {"block_documents": 65536, "balance_ranks": True}}`.
+        family: the documents that the run leaves out, as one of many runs:
+            `{"seed": 7, "leave_out": 0.1, "member": 3}`.
+        tokenizers: `differ`, if corpora of different tokenizers are meant; a server refuses them otherwise.
         stride: tokens from the start of a window to the next one's; default: `seq_len`.
 
     Raises:
         InvalidArgument: a value lies outside its range.
     """
-    mixture = {corpus: 1.0} if isinstance(corpus, str) else corpus
-    if not isinstance(mixture, Mapping) or not mixture or "" in mixture:
-        raise errors.InvalidArgument(
-            f"corpus must name a corpus of the server, or give weights by name, got {corpus!r}"
-        )
     stage = {
         "from_step": 0,
         "global_batch_size": integer("global_batch_size", global_batch_size, 1, 2**20),
-        "mixture": dict(mixture),
+        **_sources(corpus, {"epochs": epochs, "tokens": tokens}),
     }
     plan: dict[str, Any] = {
         "seq_len": integer("seq_len", seq_len, 1, 2**20),
@@ -95,9 +120,37 @@ def make_plan(
     }
     if rows != DEFAULTS["rows"]:
         plan["rows"] = rows
+    if family is not None:
+        plan["family"] = dict(family)  # the server knows its fields
+    if tokenizers is not None:
+        plan["tokenizers"] = tokenizers
     if stride is not None:
         plan["stride"] = integer("stride", stride, 1, 2**63 - 1)
     return plan
+
+
+def _sources(
+    corpus: CorpusArgument | None, amounts: Mapping[str, AmountsArgument | None]
+) -> dict[str, dict[str, Any]]:
+    """Return the fields of a stage that say what it shows."""
+    given = {name: amount for name, amount in amounts.items() if amount is not None}
+    for name, amount in given.items():
+        if not isinstance(amount, Mapping) or not amount:
+            raise errors.InvalidArgument(
+                f'{name} must be numbers by the names of corpora, like {{"web": 2}}, got {amount!r}'
+            )
+    if given:
+        if corpus is not None:
+            raise errors.InvalidArgument(
+                f"corpus must be left out with {' and '.join(given)}, which name the corpora, got {corpus!r}"
+            )
+        return {name: dict(amount) for name, amount in given.items()}
+    mixture = {corpus: 1.0} if isinstance(corpus, str) else corpus
+    if not isinstance(mixture, Mapping) or not mixture or "" in mixture:
+        raise errors.InvalidArgument(
+            f"corpus must name a corpus of the server, or give weights by name, got {corpus!r}"
+        )
+    return {"mixture": dict(mixture)}
 
 
 def given_stage(stage: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> Mapping[str, Any]:

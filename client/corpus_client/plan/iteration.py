@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
+import logging
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial, wraps
@@ -14,22 +13,31 @@ from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, Self, Type
 
 from corpus_client import errors
 from corpus_client.network import control
+from corpus_client.network.asking import tell
 from corpus_client.network.control import BoundPlan
+from corpus_client.network.given import Servers, resolved
+from corpus_client.network.layout import Beside
 from corpus_client.network.options import Network
-from corpus_client.network.own_server import Hold, OwnServer, Servers, resolved
+from corpus_client.network.own_server import Hold, OwnServer
 from corpus_client.network.replicas import Replicas
 from corpus_client.network.wire import ArrayRequest
 from corpus_client.observe.recorder import Recorder
 from corpus_client.plan import receipts
 from corpus_client.plan.document import MAX_STEP, CorpusArgument, PlanArgument, integer, requested_plan
+from corpus_client.plan.owner import Owner
 from corpus_client.plan.requests import StepRequests
 from corpus_client.plan.schedule import StepRange, shape_of
 from corpus_client.plan.state import check_state, make_state
 
 MAX_LENGTH = 2**31
 
+END_SECONDS: Final = 0.5
+"""What an end may wait for a server that is told of it; that takes milliseconds."""
+
 B = TypeVar("B")
 S = TypeVar("S")
+log = logging.getLogger("corpus_client")
+
 P = ParamSpec("P")
 
 NumSteps = int | Literal["epoch"] | None
@@ -69,17 +77,40 @@ class Steps(Iterator[S]):
 
 
 def lets_go_on_error(make: Callable[P, None]) -> Callable[P, None]:
-    """Let the server of a path end if a loader's `__init__` fails: the traceback keeps the loader."""
+    """Let the server of a path end if a loader's `__init__` fails: the traceback keeps the loader.
+
+    A server that has files as they were, and that no other loader holds, is replaced: the loaders before this
+    one were closed a moment ago.
+    """
 
     @wraps(make)
     def made(*arguments: P.args, **options: P.kwargs) -> None:
+        loader: PlanLoader[Any] = arguments[0]  # type: ignore[assignment]
         try:
             make(*arguments, **options)
-        except BaseException:
-            arguments[0]._let_go()  # type: ignore[attr-defined]
+        except BaseException as error:
+            servers = None if loader._hold is None else loader._hold.server
+            loader._let_go()
+            if servers is None or not isinstance(error, errors.LocalCopyMismatch) or not servers.has_ended():
+                _leave_frames_out(error)
+                raise
+        else:
+            return
+        try:
+            make(*arguments, **options)
+        except BaseException as error:
+            loader._let_go()
+            _leave_frames_out(error)
             raise
 
     return made
+
+
+def _leave_frames_out(error: BaseException | None) -> None:
+    """Leave the frames of this package out of the traceback of an error whose message says all."""
+    if isinstance(error, errors.CorpusClientError) and not isinstance(error, errors.FetchFailed):
+        while error is not None:
+            error = error.with_traceback(None).__cause__
 
 
 class PlanLoader(Generic[B]):
@@ -107,10 +138,9 @@ class PlanLoader(Generic[B]):
         self._is_epoch = num_steps == EPOCH
         self._reiterable = reiterable
         self._step = 0
+        self._told_step: int | None = None  # the last one, as the server was told at an end
         self._used = False  # whether a batch, or the end, was yielded since the last `seek`
-        self._pid = os.getpid()
-        self._thread: threading.Thread | None = None
-        self._thread_lock = threading.RLock()  # a signal handler may close the loader meanwhile
+        self._owner = Owner()
 
     def __enter__(self) -> Self:
         return self
@@ -123,18 +153,26 @@ class PlanLoader(Generic[B]):
         sources = ", ".join(sorted(self._bound.sources))
         rank, world_size = self.place
         return (
-            f"{type(self).__name__}(plan {self.plan_id[:12]} of {sources}, step {self._step}{end}, "
-            f"rank {rank} of {world_size}{self._describe_device()})"
+            f"{type(self).__name__}(plan {self.plan_id[:12]} of {sources} as {self._bound.dtype}, "
+            f"step {self._step}{end}, rank {rank} of {world_size}{self._describe_device()})"
         )
 
     def _describe_device(self) -> str:
         return ""
 
-    def _end_with_epoch(self) -> None:
-        """Let the run end with one pass over the plan's corpus, if `num_steps="epoch"` asks for that."""
-        if not self._is_epoch:
-            return
+    def _settle_end(self) -> None:
+        """Let the run end where its plan does, or with one pass if `num_steps="epoch"` asks for that."""
         plan = self._bound
+        if not self._is_epoch:
+            if self._end_step is None:
+                self._end_step = plan.num_steps
+            elif plan.num_steps is not None and self._end_step > plan.num_steps:
+                raise errors.InvalidArgument(
+                    f"num_steps must be at most {plan.num_steps}, where the plan ends, got {self._end_step}"
+                )
+            else:
+                self._tell_of_passes(self._end_step)
+            return
         if plan.epoch_rows is None or len(plan.stages) != 1:
             raise errors.InvalidArgument(
                 f"num_steps={EPOCH!r} needs a plan of one stage and one corpus whose order has epochs, got "
@@ -142,6 +180,20 @@ class PlanLoader(Generic[B]):
             )
         self._epoch_rows = plan.epoch_rows
         self._end_step = -(-plan.epoch_rows // plan.stages[0].global_batch_size)
+
+    def _tell_of_passes(self, num_steps: int) -> None:
+        """Log that a run of so many steps has more than one pass: an evaluation would count rows twice."""
+        plan = self._bound
+        if plan.epoch_rows is None or len(plan.stages) != 1:
+            return
+        batch_rows = plan.stages[0].global_batch_size
+        if num_steps * batch_rows > plan.epoch_rows:
+            level = logging.WARNING if plan.document["order"] == "sequential" else logging.INFO
+            log.log(
+                level,
+                "a pass over %s ends in step %d of %d, then rows come again; num_steps='epoch' is one pass",
+                *(plan.sources[0], plan.epoch_rows // batch_rows, num_steps),
+            )
 
     def _rows_left(self, step: int, num_rows: int) -> int:
         """Return how many of this rank's rows of a step belong to the epoch; all of them without one."""
@@ -273,7 +325,7 @@ class PlanLoader(Generic[B]):
         if step != self._step:
             self._stop()
         self._step, self._used, self._recorder.yielded_step = step, False, None
-        self._thread = None
+        self._told_step = self._owner.thread = None
 
     def state_dict(self, *, receipt: bool = False) -> dict[str, Any]:
         """Return `{"plan", "plan_id", "next_step"}` as of the batches yielded so far; asks no server.
@@ -330,9 +382,24 @@ class PlanLoader(Generic[B]):
         self.seek(step)
 
     def close(self) -> None:
-        """Stop fetching and release everything; idempotent."""
+        """Stop fetching and release everything; tell the server the last step. Idempotent."""
         self._stop()
+        self._tell_end()
         self._let_go()
+
+    def _tell_end(self) -> None:
+        """Tell the server that no more is asked for, and the last step that was yielded, for its Live page.
+
+        The server of a path ends itself.
+        """
+        step, (servers, network) = self._recorder.yielded_step, self._connect.args
+        if step is None or step == self._told_step or not self._owner.is_here:
+            return
+        if not isinstance(servers, OwnServer):
+            self._told_step = step
+            urls = (servers,) if isinstance(servers, str) else servers
+            question = control.end_of(self._bound.plan_id, step, self.place)
+            tell(urls, question, network, seconds=END_SECONDS)
 
     def _let_go(self) -> None:
         """Let the server of a path end, unless another loader holds it."""
@@ -342,12 +409,15 @@ class PlanLoader(Generic[B]):
     def _requested(
         self, plan: PlanArgument | None, corpus: CorpusArgument | None, **parts: Any
     ) -> Mapping[str, Any]:
-        """Return the plan that the arguments ask for; by path the only corpus need not be named."""
-        if plan is None and corpus is None and self._hold is not None:
+        """Return the plan that the arguments ask for; the only corpus of a server need not be named."""
+        names_none = all(each is None for each in (plan, corpus, parts.get("epochs"), parts.get("tokens")))
+        if names_none:
             with self._connect() as replicas:
                 names = [each["name"] for each in replicas.ask(control.get("/v1/corpora"))["corpora"]]
             if len(names) > 1:
-                raise errors.InvalidArgument(f"corpus must be one of {', '.join(names)}, got None")
+                raise errors.InvalidArgument(
+                    f"corpus must be one of {', '.join(names)}, or give weights by name, got None"
+                )
             corpus = str(names[0])
         return requested_plan(plan, corpus=corpus, **parts)
 
@@ -355,16 +425,16 @@ class PlanLoader(Generic[B]):
         """Drop what was fetched ahead; the next batch starts fetching again."""
         raise NotImplementedError
 
-    def _step_requests(self, beside: Sequence[str], recorder: Recorder | None = None) -> StepRequests:
+    def _step_requests(self, beside: Sequence[Beside], recorder: Recorder | None = None) -> StepRequests:
         rank, world_size = self.place
         replicas = self._connect(plan=self._bound, recorder=recorder)
         return StepRequests(replicas, self._bound, rank=rank, world_size=world_size, beside=beside)
 
     def _receive_step(
-        self, step: int, step_ranges: Sequence[StepRange], beside: Sequence[str]
+        self, step: int, step_ranges: Sequence[StepRange], beside: Sequence[Beside]
     ) -> tuple[ArrayRequest, bytearray]:
         """Receive any step over a connection of its own; return the request, and the body it describes."""
-        self._check_process()
+        self._owner.check_process()
         step = integer("step", step, 0, MAX_STEP)
         with closing(self._step_requests(beside)) as requests:
             exchange = requests.begin(step, 1, shape_of(step_ranges, step))
@@ -373,35 +443,5 @@ class PlanLoader(Generic[B]):
         return exchange.request, received
 
     def _check_thread(self) -> None:
-        """Make the calling thread the one that iterates; refuse a second one by name.
-
-        Two threads in `__next__` would deliver a step twice. A thread that has ended may be followed.
-        """
-        self._check_process()
-        if not self._takes_over():
-            self._refuse_thread()
-
-    def _takes_over(self) -> bool:
-        """Make the calling thread the one that iterates, unless another one does that runs."""
-        if os.getpid() != self._pid:
-            return False
-        thread = threading.current_thread()
-        with self._thread_lock:
-            owner = self._thread
-            if owner is None or owner is thread or not owner.is_alive():
-                self._thread = owner = thread
-        return owner is thread
-
-    def _refuse_thread(self) -> NoReturn:
-        owner = getattr(self._thread, "name", "another")
-        raise errors.SecondThread(
-            f"thread {threading.current_thread().name!r} uses a loader over which thread {owner!r} iterates; "
-            f"make a loader for each thread, or hand it over by loader.seek(loader.step) in {owner!r}"
-        )
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise errors.ForkedLoader(
-                "a loader was used in a forked process, where its thread and sockets do not exist; "
-                "make it there (it prefetches by itself; if it must be a DataLoader: CorpusIterableDataset)"
-            )
+        """Refuse a thread that may not use the loader."""
+        self._owner.check()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from corpus_client.network import wire
 from corpus_client.network.control import BoundPlan
+from corpus_client.network.layout import BESIDE, Beside
 from corpus_client.network.replicas import Exchange, Replicas
 from corpus_client.plan.schedule import Piece
 
@@ -16,7 +17,7 @@ class StepRequests:
 
     places: receive `(steps, rows, 2) int64`, shard number and start token of each row, instead of tokens; of
         rows that join pieces `(pieces, 4) int64`, see `wire.PIECE_ITEMS`.
-    beside: names of the arrays to receive behind that.
+    beside: the arrays to receive behind that.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class StepRequests:
         rank: int = 0,
         world_size: int = 1,
         places: bool = False,
-        beside: Sequence[str] = (),
+        beside: Sequence[Beside] = (),
     ) -> None:
         self._plan, self._rank, self._world_size, self._places = plan, rank, world_size, places
         self._beside = beside
@@ -60,10 +61,11 @@ class StepRequests:
         )
 
 
-def names_beside(plan: BoundPlan, *, sources: bool, loss_mask: bool | None) -> tuple[str, ...]:
-    """Return the names of the arrays to ask for; None: the loss mask where the plan's corpora have any."""
-    wanted = {"sources": sources, "loss_mask": plan.is_masked if loss_mask is None else loss_mask}
-    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+def arrays_beside(plan: BoundPlan, *, sources: bool, loss_mask: bool | None) -> tuple[Beside, ...]:
+    """Return the arrays to ask for; None: the loss mask where the plan's corpora have any."""
+    mask = BESIDE["loss_mask"]._replace(dtype=plan.mask_dtype)
+    wanted = {BESIDE["sources"]: sources, mask: plan.is_masked if loss_mask is None else loss_mask}
+    return tuple(each for each, is_wanted in wanted.items() if is_wanted)
 
 
 class AheadRequests:

@@ -12,6 +12,7 @@ MAX_STEP = 2**40
 """How many steps a plan can have."""
 
 MAX_STEPS_PER_REQUEST = 256
+"""Of a request for tokens."""
 
 Piece = tuple[int, int, tuple[int, int]]
 """First step, number of steps, shape of a batch: rows and tokens of a row."""
@@ -82,6 +83,7 @@ def pieces(
     max_bytes: int,
     batch_bytes: Callable[[tuple[int, int]], int],
     step_stride: int = 1,
+    most_steps: int = MAX_STEPS_PER_REQUEST,
 ) -> Iterator[Piece]:
     """Yield what is asked for at a time.
 
@@ -93,10 +95,11 @@ def pieces(
         max_bytes: of a piece of several steps.
         batch_bytes: returns the bytes of a batch of a shape.
         step_stride: every how many steps one is asked for; above 1 each is a piece of its own.
+        most_steps: of a piece, however small batches are.
     """
     step, count = start_step, 1
     for step_range in step_ranges:
-        max_steps = min(max_bytes // batch_bytes(step_range.shape), MAX_STEPS_PER_REQUEST)
+        max_steps = min(max_bytes // batch_bytes(step_range.shape), most_steps)
         if step_stride > 1 or max_steps == 0:
             max_steps = 1
         stop = min(each for each in (step_range.stop_step, end_step, MAX_STEP) if each is not None)
@@ -104,7 +107,7 @@ def pieces(
             num_steps = min(count, max_steps, stop - step)
             yield step, num_steps, step_range.shape
             step += max(num_steps, step_stride)
-            count = min(2 * count, MAX_STEPS_PER_REQUEST)
+            count = min(2 * count, most_steps)
 
 
 def _divisors(size: int) -> str:

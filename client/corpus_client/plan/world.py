@@ -27,26 +27,28 @@ Slurm comes last: within a job, mpirun starts processes that all have the variab
 
 log = logging.getLogger("corpus_client")
 
-ContextOrder = Literal["contiguous", "zigzag"]
+ContextOrder = Literal["contiguous", "zigzag", "documents"]
 
 
 class Context(NamedTuple):
     """A part of each sequence: with `zigzag` two chunks, one from either half, else one.
 
-    Of 16 inputs over two ranks, rank 0 has these:
+    With `by_document` two chunks of each document in the sequence. Of 16 inputs over two ranks, rank 0 has:
 
         contiguous    0 1 2 3 4 5 6 7
         zigzag        0 1 2 3 12 13 14 15     chunks 0 and 3 of 4; rank 1 has chunks 1 and 2
+        documents     0 3 4 5 6 13 14 15      of documents of 4 and 12 inputs
     """
 
     rank: int = 0
     size: int = 1
     zigzag: bool = False
+    by_document: bool = False
 
     @property
     def num_chunks(self) -> int:
         """Chunks of equal length into which a sequence is cut for all ranks."""
-        return self.size * (2 if self.zigzag else 1)
+        return self.size * (2 if self.zigzag or self.by_document else 1)
 
 
 WHOLE = Context()
@@ -77,7 +79,8 @@ class Placement:
         context_dim: dimension of the mesh that says so instead.
         context_order: `contiguous`: part r is the r-th slice. `zigzag`: part r is chunk r and then chunk
             2 * size - 1 - r of 2 * size, so that under a causal mask every rank of a ring attention has as
-            much to compute.
+            much to compute. `documents`: the same with each document of the sequence, so that it holds within
+            documents, too; see `Batch.chunk_ids`.
         step_stride: yield every so many steps one, for processes that take turns in feeding a rank (as
             `CorpusIterableDataset` does); above 1 each step is a request of its own.
     """
@@ -100,7 +103,7 @@ class Placement:
             raise errors.InvalidArgument("data_dims and context_dim need mesh=, got none")
         if self.context_order not in get_args(ContextOrder):
             raise errors.InvalidArgument(
-                f"context_order must be contiguous or zigzag, got {self.context_order!r}"
+                f"context_order must be {' or '.join(get_args(ContextOrder))}, got {self.context_order!r}"
             )
         if self.mesh is not None and (self.rank, self.world_size) != (None, None):
             raise errors.InvalidArgument("mesh and rank say the same; give one")
@@ -128,8 +131,8 @@ class Placement:
                 raise errors.InvalidArgument(f"context_parallel must be (rank, world size), got {given!r}")
             part = _checked(*given, "context_parallel's ")
         # One rank has all of the sequence, in order, either way.
-        zigzag = self.context_order == "zigzag" and part[1] > 1
-        return RankPart(rank, world_size, Context(*part, zigzag))
+        order = self.context_order if part[1] > 1 else "contiguous"
+        return RankPart(rank, world_size, Context(*part, order == "zigzag", order == "documents"))
 
     def check(self, found: RankPart) -> None:
         """Raise `WrongRows` if torch.distributed was set up after `found` was found, and says otherwise."""

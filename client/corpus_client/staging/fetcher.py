@@ -17,10 +17,10 @@ import torch
 
 from corpus_client import errors
 from corpus_client.network.control import BoundPlan
-from corpus_client.network.layout import batch_bytes
+from corpus_client.network.layout import Beside, batch_bytes
 from corpus_client.network.pool import Stopped
 from corpus_client.observe.recorder import Recorder
-from corpus_client.plan.schedule import Piece, StepRange, pieces
+from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST, Piece, StepRange, pieces
 from corpus_client.staging.slots import Slot
 from corpus_client.staging.stager import Group
 
@@ -64,7 +64,7 @@ class FetchRange:
     start_step: int = 0
     end_step: int | None = None
     slot_bytes: int = 0  # that a slot takes; one batch is taken whatever its size
-    beside: tuple[str, ...] = ()  # names of the arrays that come with the tokens
+    beside: tuple[Beside, ...] = ()  # the arrays that come with the tokens
 
     @property
     def batch_bytes(self) -> int:
@@ -75,7 +75,7 @@ class FetchRange:
         """Return the bytes of a batch, as stored, with what is beside its tokens."""
         return batch_bytes(self.beside, shape, self.dtype.itemsize)
 
-    def pieces(self, max_bytes: int) -> Iterator[Piece]:
+    def pieces(self, max_bytes: int, most_steps: int = MAX_STEPS_PER_REQUEST) -> Iterator[Piece]:
         """Return what is fetched at a time, as `schedule.pieces` does."""
         return pieces(
             self.step_ranges,
@@ -84,6 +84,7 @@ class FetchRange:
             max_bytes=max_bytes,
             batch_bytes=self.bytes_of,
             step_stride=self.step_stride,
+            most_steps=most_steps,
         )
 
 

@@ -14,7 +14,7 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,6 +43,9 @@ CHUNK_TOKENS = 256
 CHUNKS_AT_ONCE = 512
 """Of pieces of rows; they stay in the cache until they are at their places."""
 
+_CHANGED = "close all loaders of this path, and make them anew"
+"""What to do where the server that a loader started reads the same file: it has the file as it was then."""
+
 _SIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16), 4: np.dtype(np.int32)}
 """By itemsize: torch cannot index every unsigned type, and a copy does not look at the sign."""
 
@@ -53,8 +56,9 @@ class LocalShard:
     tokens: `(num_tokens,)` as stored, read-only; valid until `close`.
     """
 
-    def __init__(self, path: Path, described: ShardDescription) -> None:
+    def __init__(self, path: Path, described: ShardDescription, *, is_served: bool = False) -> None:
         self.path = path
+        self.remedy = _CHANGED if is_served else ""
         self.described = described
         self.tokens: Tokens = np.empty(0, described.dtype)
         try:
@@ -64,26 +68,27 @@ class LocalShard:
                     self.tokens = self._mapped(file)
         except OSError as error:
             if error.errno == errno.EMFILE:
-                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                limit = _open_files()[0]
                 raise errors.InvalidArgument(
                     f"local_root needs a file descriptor for each shard, and this process may have {limit:,}"
                     "; raise the limit (ulimit -Hn, or LimitNOFILE= of systemd), or leave local_root out"
                 ) from error
             raise errors.LocalCopyMismatch(
                 f"corpus {described.corpus!r}: shard {described.name} must lie at {path}, "
-                f"got {error.strerror}; is local_root right?"
+                f"got {error.strerror}; {self.remedy or 'is local_root right?'}"
             ) from error
         if self._opened[0] != described.size_bytes:
             raise errors.LocalCopyMismatch(
                 f"corpus {described.corpus!r}: {path} must have {described.size_bytes:,} bytes, "
-                f"got {self._opened[0]:,}; was the copy interrupted?"
+                f"got {self._opened[0]:,}; {self.remedy or 'was the copy interrupted?'}"
             )
         self.address = self.tokens.ctypes.data
 
     def _mapped(self, file: BinaryIO) -> Tokens:
         """Return the shard's tokens in a map, which keeps a descriptor of its own."""
         view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        view.madvise(mmap.MADV_RANDOM)  # else a cold window of 2 KiB reads megabytes ahead
+        if hasattr(mmap, "MADV_RANDOM"):
+            view.madvise(mmap.MADV_RANDOM)  # else a cold window of 2 KiB reads megabytes ahead
         dtype, described = np.dtype(self.described.dtype).newbyteorder("<"), self.described
         return np.frombuffer(view, dtype, count=described.num_tokens, offset=described.data_offset)
 
@@ -94,7 +99,9 @@ class LocalShard:
         except OSError:
             now = None
         if now != self._opened:
-            raise errors.LocalCopyMismatch(f"{self.path} changed while it was in use; copy it again")
+            raise errors.LocalCopyMismatch(
+                f"{self.path} changed while it was in use; {self.remedy or 'copy it again'}"
+            )
 
     def close(self) -> None:
         """Drop the map, which goes with the last view of it."""
@@ -103,10 +110,23 @@ class LocalShard:
 
 def allow_open_files() -> None:
     """Raise the soft limit of open files to the hard one: the usual 1,024 are for programs with select(2)."""
+    soft, hard = _open_files()
+    wanted = min(hard, MAX_OPEN_FILES)
+    if soft < wanted:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def _open_files() -> tuple[int, int]:
+    """Return how many files this process may have open, and how many it may allow itself."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit on them
+        return sys.maxsize, sys.maxsize
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    unlimited = resource.RLIM_INFINITY
+    return sys.maxsize if soft == unlimited else soft, sys.maxsize if hard == unlimited else hard
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

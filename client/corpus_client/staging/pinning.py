@@ -95,7 +95,8 @@ def registered(num_bytes: int, device: torch.device, runtime: Any, wait: Callabl
     """
     memory = _new_map(num_bytes)
     try:
-        memory.madvise(MADV_WIPEONFORK)
+        if hasattr(os, "fork"):
+            memory.madvise(MADV_WIPEONFORK)
     except OSError as error:  # a kernel that does not know it, as gVisor's
         raise errors.PinningFailed(f"madvise(MADV_WIPEONFORK) failed: {error.strerror}") from error
     # The array is what views hold on to: its end is the moment to unlock, before the map's own.
@@ -156,6 +157,8 @@ def unlock(memory: torch.Tensor) -> None:
 
 
 def _new_map(num_bytes: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, where no process is forked that could share it
+        return mmap.mmap(-1, num_bytes)
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

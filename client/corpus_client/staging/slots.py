@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
@@ -15,10 +16,10 @@ from pathlib import Path
 import torch
 
 from corpus_client import errors
-from corpus_client.network.layout import arrays_of, starts
+from corpus_client.network.layout import Beside, arrays_of, starts
 from corpus_client.plan.schedule import MAX_STEPS_PER_REQUEST
 from corpus_client.staging.options import PREFETCH_BYTES
-from corpus_client.staging.stager import STORED_DTYPES
+from corpus_client.staging.stager import SENT_DTYPES
 
 REQUEST_BYTES = 16 << 20
 """Bytes; the fixed cost of a request hardly counts (requests half as large cost a tenth more CPU)."""
@@ -44,7 +45,7 @@ class Slot:
 
     def beside(
         self,
-        names: Iterable[str],
+        named: Iterable[Beside],
         first: int,
         count: int,
         num_steps: int,
@@ -53,11 +54,11 @@ class Slot:
     ) -> dict[str, torch.Tensor]:
         """Return what is beside the tokens of these of `num_steps` batches: `(count, ...)` by name; views."""
         found = {}
-        arrays = arrays_of(names, num_steps, shape)
+        arrays = arrays_of(named, num_steps, shape)
         for array, start in zip(
             arrays, starts(num_steps * math.prod(shape) * dtype.itemsize, arrays), strict=False
         ):
-            whole = self.storage[start : start + array.num_bytes].view(STORED_DTYPES[array.dtype])
+            whole = self.storage[start : start + array.num_bytes].view(SENT_DTYPES[array.dtype])
             found[array.name] = whole.view(array.shape)[first : first + count]
         return found
 
@@ -175,7 +176,7 @@ def cut_slots(memory: torch.Tensor, size: SlotSizes) -> tuple[Slot, ...]:
 
 def host_memory_bytes() -> int:
     """Return the bytes of memory that this process may use: the machine's, or less in a cgroup."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [_physical_bytes()]
     with suppress(OSError):  # not Linux
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)
@@ -184,6 +185,16 @@ def host_memory_bytes() -> int:
             elif "memory" in controllers.split(","):
                 limits += _limits("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes")
     return min(limits)
+
+
+def _physical_bytes() -> int:
+    """Return the bytes of the machine's memory."""
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # Windows: MEMORYSTATUSEX of sysinfoapi.h, whose first field is its length and third ullTotalPhys.
+    status = (ctypes.c_uint64 * 8)(64)
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(status)  # type: ignore[attr-defined]
+    return int(status[1])
 
 
 def _limits(root: str, group: str, name: str) -> Iterator[int]:

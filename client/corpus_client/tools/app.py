@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -11,14 +14,24 @@ from typer.core import TyperCommand, TyperGroup
 
 from corpus_client import __version__
 
+UNREAD = 141
+"""Nobody reads the output any more (`| head`): what a shell says of a program that SIGPIPE ended."""
+
 COMMANDS = {
+    "bill": "Write what steps [START, STOP) are made of, with a root that proves each. Goes on where it was "
+    "ended.",
     "bench": "Measure batches as a training loop sees them, which does nothing but ask for the next.",
     "doctor": "Check servers, replicas and this machine, and answer: is data my bottleneck?",
     "export": "Write the global batches of steps [START, STOP) to a file, which appears when it is complete.",
+    "prove": "Write the proof that a step belongs to a bill: hashes beside the way from its leaf to the "
+    "root.",
+    "verify-bill": "Check a bill against the tokens that its plan gives: those of the step of a proof, or of "
+    "all steps.",
     "transfer": "Measure copies: within host memory, to the GPU from each kind of memory, within it, and "
     "back.",
 }
-"""By name, which is that of its module and function. A test holds the texts to what the commands say."""
+"""By name, which is that of its module and function, with `_` for `-`. A test holds the texts to what the
+commands say."""
 
 
 class _Parameters:
@@ -35,14 +48,15 @@ class _Command(_Parameters, TyperCommand):
     pass
 
 
-class _LazyCommands(MutableMapping[str, Any]):
+class _LazyCommands(Mapping[str, Any]):
     """Commands by name: torch, which they import, takes seconds that `--help` need not wait for."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
             raise KeyError(name)
         made = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        made.command(name, cls=_Command)(getattr(import_module(f"corpus_client.tools.{name}"), name))
+        module = name.replace("-", "_")
+        made.command(name, cls=_Command)(getattr(import_module(f"corpus_client.tools.{module}"), module))
         return typer.main.get_command(made)
 
     def __iter__(self) -> Iterator[str]:
@@ -51,17 +65,39 @@ class _LazyCommands(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(COMMANDS)
 
-    def __setitem__(self, name: str, command: Any) -> None:
-        raise TypeError("commands are declared in COMMANDS")
 
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("commands are declared in COMMANDS")
+@contextmanager
+def _reader_may_end() -> Iterator[None]:
+    """End without a word if nobody reads the output any more; typer would end with 1, a finding."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would flush once more
+        sys.exit(UNREAD)
 
 
 class _Group(_Parameters, TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "commands": {}})
-        self.commands = _LazyCommands()
+        self.commands = _LazyCommands()  # type: ignore[assignment]  # none is added
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Show the help where nothing is asked for; rich, which is not used here, would print it."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _reader_may_end():  # --help and --version print here
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _reader_may_end():
+            return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help without rich, which takes 0.1 s of CPU."""

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from rich.table import Table
 
-from corpus_client.loader import CorpusLoader
-from corpus_client.observe.attribution import LoaderStats
 from corpus_client.staging.options import Staging
 from corpus_client.tools import report
-from corpus_client.tools.timing import Spread, seconds_name
 
-WARM_UP_SECONDS = 0.5
+if TYPE_CHECKING:
+    from rich.table import Table
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchResult:
-    """One measurement: a loader's counters, seconds waited for a batch, this process's CPU seconds.
-
-    bytes_per_second: of the tokens as they are stored.
-    """
-
-    stats: LoaderStats
-    wait: Spread
-    bytes_per_second: float
-    cpu_seconds: float
-    steps_per_request: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures with those that follow from the loader's counters."""
-        rates = {"tokens_per_second": self.stats.tokens_per_second, "wait_share": self.stats.wait_share}
-        return {**asdict(self), **rates}
+    from corpus_client.tools.measured import BenchResult
 
 
 def bench(
@@ -61,6 +39,10 @@ def bench(
     """
 
     def measured() -> report.Report:
+        import torch
+
+        from corpus_client.tools.measured import measure
+
         with report.open_loader(
             report.whole_urls(urls),
             device=device,
@@ -83,38 +65,11 @@ def bench(
     report.run(measured, as_json=as_json)
 
 
-def measure(loader: CorpusLoader, seconds: float) -> BenchResult:
-    """Iterate for a while, after a short warm-up that is not counted."""
-    _iterate(loader, min(WARM_UP_SECONDS, seconds))
-    before, cpu_before = loader.stats(), time.process_time()
-    waits = _iterate(loader, seconds)
-    stats = loader.stats().since(before)
-    return BenchResult(
-        stats=stats,
-        wait=Spread.of(waits),
-        bytes_per_second=stats.tokens_per_second * loader.prepared.steps.dtype.itemsize,
-        cpu_seconds=time.process_time() - cpu_before,
-        steps_per_request=loader.prepared.steps_per_request,
-    )
-
-
-def _iterate(loader: CorpusLoader, seconds: float) -> list[float]:
-    """Return how long each batch was waited for."""
-    waits: list[float] = []
-    asked = time.perf_counter()
-    end = asked + seconds
-    for _ in loader:
-        now = time.perf_counter()
-        waits.append(now - asked)
-        if now >= end:
-            break
-        asked = time.perf_counter()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return waits
-
-
 def _table(found: BenchResult) -> Table:
+    from rich.table import Table
+
+    from corpus_client.tools.timing import seconds_name
+
     stats, table = found.stats, Table("", "", show_header=False)
     table.add_row("tokens/s", f"{stats.tokens_per_second / 1e6:,.1f} M")
     table.add_row("MB/s", f"{found.bytes_per_second / 1e6:,.1f}")

@@ -20,10 +20,10 @@ from corpus_client.network.options import Network
 from corpus_client.network.transport import Connection
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.staging.ring import open_stager
-from corpus_client.tools.bench import BenchResult
+from corpus_client.tools.copies import KINDS, to_device
 from corpus_client.tools.machine import Gpu, links
+from corpus_client.tools.measured import BenchResult
 from corpus_client.tools.timing import Clock, Spread, seconds_name, size_name
-from corpus_client.tools.transfer import KINDS, to_device
 
 T = TypeVar("T")
 
@@ -47,6 +47,8 @@ FIXES = {
     "checksum, dtype=torch.int32 or None half or all of the widening on the CPU",
     "transfer": "look at the GPU's PCIe link and at what else uses it, then run `corpus-client transfer`",
     "retry": "look at the server's log: requests failed and were repeated after a pause",
+    "bucket": "fill the server's cache before the run (`corpus-server stage`), or compare the bandwidth of "
+    "its object store with what training consumes (docs/stores.md)",
 }
 """What to do, by the cause of a loader's waits (`WaitSeconds`)."""
 

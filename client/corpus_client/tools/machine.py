@@ -86,7 +86,8 @@ def one_line(machine: Mapping[str, Any]) -> str:
 
 def num_cores() -> float:
     """Return how many cores this process may use: its affinity, or less where a cgroup limits it."""
-    cores = len(os.sched_getaffinity(0))
+    affinity = getattr(os, "sched_getaffinity", None)  # of Linux alone
+    cores = os.cpu_count() or 1 if affinity is None else len(affinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

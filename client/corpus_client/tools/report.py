@@ -6,16 +6,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.status import Status
 
 from corpus_client import errors
-from corpus_client.loader import CorpusLoader
 from corpus_client.network.options import Network
 from corpus_client.plan.world import Placement
+
+if TYPE_CHECKING:
+    from corpus_client.loader import CorpusLoader
 
 RESPONSE_SECONDS = 30.0  # for one request, retries included: a person waits for the command
 
@@ -35,11 +38,18 @@ class Report:
     shown: Sequence[RenderableType]
 
 
-def run(measure: Callable[[], Report], *, as_json: bool) -> Report:
-    """Run a command: measure, print; return the report."""
-    console = Console(stderr=as_json)
+class _Console(Console):
+    """A console that leaves it to the command to say that nobody reads its output."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for which rich would end with 1
+
+
+def run(measure: Callable[[], Report], *, as_json: bool, status: Status | None = None) -> Report:
+    """Run a command: measure, print; return the report. status: shown meanwhile; default "measuring"."""
+    console = _Console(stderr=as_json)
     try:
-        with console.status("measuring"):
+        with status or console.status("measuring"):
             report = measure()
     except errors.CorpusClientError as error:
         # Exit code 2, as of corpus-server: 1 stands for what was looked at and is not as it should be.
@@ -50,7 +60,7 @@ def run(measure: Callable[[], Report], *, as_json: bool) -> Report:
         typer.echo(json.dumps(report.data))
     else:
         for part in report.shown:
-            console.print(part, highlight=False)
+            console.print(part, highlight=False, soft_wrap=isinstance(part, str))
     return report
 
 
@@ -72,4 +82,6 @@ def read_network(run: str, header: Sequence[str] | None, token_file: Path | None
 
 def open_loader(urls: str | Sequence[str], *, world_size: int = 1, **options: Any) -> CorpusLoader:
     """Make the loader of rank 0 that a command measures; the environment has no say in its rank."""
+    from corpus_client.loader import CorpusLoader  # torch takes 1 s of CPU, which other commands do not need
+
     return CorpusLoader(urls, placement=Placement(rank=0, world_size=world_size), **options)

@@ -93,10 +93,7 @@ def _read_metadata(path: Path, data: OpenFile) -> TokenDtype:
 
 FORMAT: Final = Format(
     read=_read,
-    side_files={
-        "*.ds.index": "a datatrove index",
-        "*.ds.metadata": "datatrove metadata",
-    },
+    side_files={"*.ds.index": "a datatrove index", "*.ds.metadata": "datatrove metadata"},
     loss_masks={"*.ds.loss": "a datatrove loss mask"},
     mask_names=lambda name: [f"{name}.loss"] if name.endswith(".ds") else [],
 )

@@ -60,6 +60,19 @@ class DocumentIndex(Closing):
         """
         raise NotImplementedError
 
+    def holding(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the documents with tokens in ranges: numbers, `(m,)`, and how many each range has, `(k,)`.
+
+        Args:
+            starts, stops: `(k,)`, tokens of the shard, none empty.
+
+        Raises:
+            ReadFailed: the index contradicts itself there.
+        """
+        raise NotImplementedError
+
     def sequence_lengths(self) -> Ends:
         """Return the tokens of each sequence that was written as one, a document in most formats.
 
@@ -95,6 +108,7 @@ class ShardLayout:
     documents: DocumentIndex | None = None
     # Document ends in a side file that must be read whole: `corpus-server index` copies them to its sidecar.
     listed_ends: Callable[[], Iterator[Ends]] | None = None
+    eot_first: bool = False  # whether programs that write the format begin documents with end-of-text
 
     @property
     def num_tokens(self) -> int:

@@ -8,6 +8,9 @@ Layout (litData `streaming/writer.py`), little-endian:
 
 An item is what the user's function yielded, usually one document: a flat array without header, so the tokens
 of all items lie one after another and are mapped. `data_format` names the dtype by litData's own numbers.
+
+An item may be a dict, of ids and a loss mask say. Then `data_format` has an entry for each value, `data_spec`
+the names, and the sizes of all values in bytes (<u4) lie before them. `build` reads such items.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from corpus_server.corpus.files import OpenFile, unreadable
 from corpus_server.corpus.formats.documents import CumulativeEnds
@@ -32,11 +37,42 @@ from corpus_server.corpus.formats.layout import (
 from corpus_server.user_files import parse_json, read_regular
 
 # litData `constants.py`; torch's numbers name most types twice.
-_TORCH: Final = ("uint8", "int32", "int32", "int64", "int64", "uint16")
-_NUMPY: Final = ("int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_TORCH: Final = {
+    0: "float32",
+    1: "float32",
+    2: "float64",
+    3: "float64",
+    8: "float16",
+    9: "float16",
+    11: "uint8",
+    12: "int8",
+    13: "int16",
+    14: "int16",
+    15: "int32",
+    16: "int32",
+    17: "int64",
+    18: "int64",
+    19: "bool",
+    20: "uint16",
+}
+_NUMPY: Final = {
+    0: "int8",
+    1: "int16",
+    2: "int32",
+    3: "int64",
+    4: "uint8",
+    5: "uint16",
+    6: "uint32",
+    7: "uint64",
+    8: "float16",
+    9: "float32",
+    10: "float64",
+    13: "bool",
+}
 _DTYPES: Final = {
-    "no_header_tensor": dict(zip(("11", "15", "16", "17", "18", "20"), _TORCH, strict=True)),
-    "no_header_numpy": dict(zip("234567", _NUMPY, strict=True)),
+    f"{serializer}:{number}": name
+    for serializer, numbers in (("no_header_tensor", _TORCH), ("no_header_numpy", _NUMPY))
+    for number, name in numbers.items()
 }
 
 
@@ -84,21 +120,35 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
     )
 
 
-def dtype_name(data_format: list[str]) -> str | None:
-    """Return the dtype of items that are one array of integers each, None for other items."""
-    serializer, _, number = ",".join(data_format).partition(":")
-    return _DTYPES.get(serializer, {}).get(number)
+def dtype_name(data_format: str) -> str | None:
+    """Return the dtype of values that are a flat array of numbers each, None for other values."""
+    return _DTYPES.get(data_format)
+
+
+def value_names(config: dict[str, Any]) -> list[str]:
+    """Return the names of the values of items that are dicts; none if they are something else."""
+    try:
+        _, spec = parse_json(config["data_spec"])
+        names = parse_json(spec["context"]) if spec["type"] == "builtins.dict" else []
+        is_flat = len(names) == len(config["data_format"]) and all(isinstance(each, str) for each in names)
+        return list(names) if is_flat else []
+    except (KeyError, TypeError, ValueError):
+        return []
 
 
 def _dtype(file: OpenFile, config: dict[str, Any], *, flat: bool) -> TokenDtype:
     """Return the dtype of a chunk's tokens; refuse one whose tokens cannot be mapped."""
-    remedy, found = build_ids(file.path.parent, "tokens"), dtype_name(config["data_format"])
+    remedy, formats = build_ids(file.path.parent, "tokens"), config["data_format"]
+    found = dtype_name(formats[0]) if len(formats) == 1 else None
+    arrays = [name for name, kind in zip(value_names(config), formats, strict=False) if dtype_name(kind)]
     reason = None
     if config.get("encryption"):
         reason, remedy = "index.json says that it is encrypted", "decrypt it first"
-    elif found is None:
+    elif found is None or np.dtype(found).kind not in "iu":
         reason = f"its items are {', '.join(config['data_format'])}, expected one array of token ids"
         remedy = "write the token ids alone: optimize(..., item_loader=TokensLoader())"
+        if arrays:
+            remedy = build_ids(file.path.parent, arrays[0])
     elif config.get("compression"):
         reason = f"index.json says compression {config['compression']}"
     elif not flat:

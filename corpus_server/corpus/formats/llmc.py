@@ -1,7 +1,8 @@
 """llm.c's token files, which modded-nanogpt writes too.
 
 Layout (llm.c `dev/data/data_common.py`): a header of 256 `<i4`, of which the first three are
-`[magic, version, num_tokens]` and the others unused, then the tokens.
+`[magic, version, num_tokens]` and the others unused, then the tokens. Both projects put end-of-text before
+each document, and cut shards wherever they are full (`dev/data/fineweb.py`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLay
         reason=f"begins with llm.c's magic number {magic}, version {version}",
         dtype=found,
         runs=counted_run(file, found, data_offset=HEADER_BYTES, num_tokens=num_tokens),
+        eot_first=True,
     )
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.corpus.files import OpenFile, unreadable
-from corpus_server.corpus.formats.documents import CHUNK_ENDS, CumulativeEnds, first_disorder
+from corpus_server.corpus.formats.documents import CHUNK_ENDS, CumulativeEnds, first_disorder, runs_of
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
     TOKEN_DTYPES,
@@ -146,16 +146,25 @@ class MegatronIndex(CumulativeEnds):
         """Return the ends of documents [first, first + count), in tokens; -1 for an impossible one."""
         return np.array([self._sequence_start(each) for each in self._indices(first + 1, count).tolist()])
 
-    def _ends_of(self, numbers: NDArray[np.int64]) -> Ends:
+    def _ends_from(self, first: NDArray[np.int64], count: int) -> Ends:
         """See `CumulativeEnds`."""
         at = self.header_bytes + 4 * self.num_sequences
-        pointers = np.frombuffer(self._mapped, "<i8", count=self.num_sequences, offset=at)
+        pointers = self._mapped_array("<i8", at, self.num_sequences)
         at += pointers.nbytes
-        sequences = np.frombuffer(self._mapped, "<i8", count=self.num_documents + 1, offset=at)[numbers + 1]
+        sequences = runs_of(self._mapped_array("<i8", at, self.num_documents + 1), first + 1, count)
+        first = sequences[:, 0]
+        if ((first >= 0) & (first + count <= self.num_sequences)).all() and (
+            sequences == first[:, None] + np.arange(count)
+        ).all():  # each document is one sequence
+            return runs_of(pointers, first, count) // self.dtype.itemsize
         is_one = (sequences >= 0) & (sequences < self.num_sequences)
         ends = np.where(sequences == self.num_sequences, self.num_tokens, -1)
         ends[is_one] = pointers[sequences[is_one]] // self.dtype.itemsize
         return ends
+
+    @property
+    def _sorted_ends(self) -> None:
+        """See `CumulativeEnds`: a document's end is that of its last sequence, which another array names."""
 
     def sequence_lengths(self) -> Ends:
         """Return the tokens of each sequence: Megatron shuffles these, and a document may have several."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import tokenize
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 
@@ -35,29 +35,36 @@ _READERS: Final = {
 
 
 def _read(file: OpenFile, dtype: TokenDtype | None, in_folder: bool) -> ShardLayout | None:
-    return read_array(file, TOKEN_DTYPES, f"tokens must be little-endian {ACCEPTED_DTYPES}", cast_to="uint32")
+    return read_array(
+        file, TOKEN_DTYPES, f"tokens must be little-endian {ACCEPTED_DTYPES}", cast_to=lambda _: "uint32"
+    )
 
 
 def read_array(
-    file: OpenFile, dtypes: Mapping[str, TokenDtype], expected: str, *, cast_to: str
+    file: OpenFile,
+    dtypes: Mapping[str, np.dtype[Any]],
+    expected: str,
+    *,
+    cast_to: Callable[[np.dtype[Any]], str],
 ) -> ShardLayout | None:
     """Return where the items of an NPY file lie, None for any other file.
 
-    `expected` is what an error says of an array that is of none of `dtypes`, which the user may cast.
+    `expected` is what an error says of an array that is of none of `dtypes`; `cast_to` says to which one it
+    may be cast.
     """
     head = file.head(12 + _MAX_HEADER_BYTES)
     if not head.startswith(_MAGIC):
         return None  # OLMo's headerless dumps are called .npy, too: see `olmo`
     shape, fortran_order, found, data_offset = _parse_header(file, head)
-    if dtypes.get(found.name) != found:
+    # Not `.get(...) != found`: for NumPy, None is float64.
+    if found not in dtypes.values():
         raise file.unreadable(
             f"{expected}, its header says {np.lib.format.dtype_to_descr(found)!r}",
-            f"save it again: numpy.save(path, array.astype('{cast_to}'))",
+            f"save it again: numpy.save(path, array.astype('{cast_to(found)}'))",
         )
     if len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0:
         raise file.unreadable(
-            f"expected a 1-D array, got shape {shape!r}",
-            "save it flat: numpy.save(path, array.reshape(-1))",
+            f"expected a 1-D array, got shape {shape!r}", "save it flat: numpy.save(path, array.reshape(-1))"
         )
     if fortran_order:
         raise file.unreadable(

@@ -73,9 +73,7 @@ def _mask_names(name: str) -> list[str]:
 
 FORMAT: Final = Format(
     read=_read,
-    side_files={
-        "*.csv.gz": "a table of document boundaries (OLMo), or another compressed CSV file",
-    },
+    side_files={"*.csv.gz": "a table of document boundaries (OLMo), or another compressed CSV file"},
     loss_masks=dict.fromkeys((f"*{mask}*.npy" for mask in _MASKS), "a loss mask of OLMo"),
     mask_names=_mask_names,
 )

@@ -1,20 +1,22 @@
 """Headerless tokens: nanoGPT's `train.bin`, `.raw`, `.tokens`.
 
 Such a file does not say its dtype: the user does, else it is uint16. A guess that the first tokens
-contradict is refused.
+contradict is refused: those of other widths, negative ones, floating-point numbers, text.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.formats.layout import (
     ACCEPTED_DTYPES,
+    COPY_AGAIN,
     TOKEN_DTYPES,
     Format,
     Run,
@@ -31,6 +33,9 @@ _SUFFIXES: Final = (".bin", ".raw", ".tokens")
 _SAMPLE_BYTES: Final = 4096
 _MIN_SAMPLE_BYTES: Final = 512
 _MIN_TEXT_BYTES: Final = 64  # 32 tokens of a vocabulary of 50,000 look like text once in 10^17 times
+_MOST_ID: Final = 2**21  # no vocabulary has so many
+_LEAST_LABEL: Final = -1024  # labels say -1 or -100 for "no target"
+_MAGNITUDES: Final = 1e-8, 1e8  # of numbers that people write; ids as floats among them
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 
@@ -38,6 +43,8 @@ def headerless_layout(
     file: OpenFile, dtype: TokenDtype | None, in_folder: bool, *, name: str, reason: str
 ) -> ShardLayout:
     """Return the layout of a file of nothing but tokens: uint16 if no dtype is said and they look like it."""
+    if file.size_bytes == 0 and not in_folder:
+        raise file.unreadable("is empty", COPY_AGAIN)
     if dtype is None:
         _check_guess(file, in_folder)
         dtype, reason = TOKEN_DTYPES["uint16"], f"{reason}; no dtype was said, so uint16"
@@ -67,18 +74,58 @@ def _check_guess(file: OpenFile, in_folder: bool) -> None:
         )
     if len(sample) < _MIN_SAMPLE_BYTES:
         return
-    # Tokens of 4 bytes, read as uint16, show at once: every second one is almost zero.
-    pairs = np.frombuffer(sample, "<u2", count=len(sample) // 8 * 4).reshape(-1, 4)
-    if np.median(pairs[:, 0]) >= 256 and pairs[:, [1, 3]].max() < 32:
-        if not pairs[:, 2].any():
-            raise file.unreadable(
-                "its tokens look like int64, which is not served",
-                "write them as uint16 or uint32: numpy.fromfile(path, 'int64').astype('uint32').tofile(new)",
-            )
+    halves = np.frombuffer(sample, "<u2", count=len(sample) // 8 * 4)
+    if (halves == halves[0]).all():  # padding
+        return
+    really = f"name it {with_dtype(path, 'uint16')} if that is really meant"
+    if (name := _floats(halves) or _integers(halves)) is None:
+        return
+    if name == "negative":
+        raise file.unreadable(
+            "its numbers look like int32 or int64 with negative ones, which no token has as its id",
+            "write the ids alone as uint16 or uint32; what training leaves out is a loss mask beside them, "
+            f"see docs/formats.md; or {really}",
+        )
+    if name == "uint32":
         raise file.unreadable(
             "its tokens look like uint32, but no dtype was given and the default is uint16",
             f"name it {with_dtype(path, 'uint32')} (or dtype=int32; or dtype=uint16 if that is really meant)",
         )
+    raise file.unreadable(
+        f"its tokens look like {name}, which is not served",
+        f"write them as uint16 or uint32: numpy.fromfile(path, '{name}').astype('uint32').tofile(new); "
+        f"or {really}",
+    )
+
+
+def _integers(halves: NDArray[np.uint16]) -> str | None:
+    """Return what integers of 4 or 8 bytes a sample looks like: every second half is almost zero."""
+    words, lows = halves.view("<i4").reshape(-1, 2), halves[::4]
+    if not ((words >= _LEAST_LABEL) & (words < _MOST_ID)).all():
+        return None
+    if np.median(lows) < (256 if (words >= 2**16).any() else 1):  # small ids of 2 bytes, or padding
+        return None
+    if (words < 0).any():
+        return "negative"
+    return "uint32" if halves[2::4].any() else "int64"
+
+
+def _floats(halves: NDArray[np.uint16]) -> str | None:
+    """Return what floating-point numbers a sample looks like: all have magnitudes that people write."""
+    for name, width in (("float32", 2), ("float64", 4)):
+        # Ids that lie where the exponents of such numbers do, lie there in the other halves, too.
+        sizes, shifted = _magnitudes(halves, name), _magnitudes(halves[1 : 1 - width], name)
+        if (sizes[sizes != 0] > 0).all() and (sizes > 0).mean() > 0.5 > (shifted > 0).mean():
+            return name
+    return None
+
+
+def _magnitudes(halves: NDArray[np.uint16], name: str) -> NDArray[np.floating[Any]]:
+    """Return the magnitudes of floating-point numbers, -1 for those that nobody writes."""
+    with np.errstate(all="ignore"):
+        sizes = np.abs(halves.view(name))
+        is_likely = (sizes == 0) | ((sizes > _MAGNITUDES[0]) & (sizes < _MAGNITUDES[1]))
+    return np.where(is_likely, sizes, -1)
 
 
 def _is_text(sample: bytes) -> bool:

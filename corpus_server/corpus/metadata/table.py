@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ class DocumentTable(Closing):
         starts: number of each file's first row, then of all.
         columns: names and types of the columns, those of the first file first.
         tag: tells tables apart without reading them.
+        key: of this content of these files on this machine.
 
     Raises:
         UnreadableCorpus: a file is damaged, or there are other rows than documents.
@@ -72,17 +73,24 @@ class DocumentTable(Closing):
             self.columns = {**file.columns, **self.columns}
             tag.update(file.end())
         self.tag = tag.hexdigest()
+        self.key = " ".join(file.key for file in self._files)
 
     def rows(
-        self, numbers: Iterable[int], budget: Budget, columns: Collection[str] | None = None
+        self,
+        numbers: Iterable[int],
+        budget: Budget,
+        columns: Collection[str] | None = None,
+        *,
+        explains: bool = True,
     ) -> dict[int, dict[str, Any]]:
         """Return the rows of documents, column -> value; a file may lack columns of another.
 
-        A column with a page of more than `MAX_PAGE_BYTES` is not read: its value says so.
+        A column with a page of more than `MAX_PAGE_BYTES` is not read. Row groups are read from their begin.
 
         Args:
             numbers: of documents, in [0, num_documents).
             columns: those to read; None for all.
+            explains: whether the value of a column that is not read says so; else it is missing.
 
         Raises:
             CorpusChanged, ReadFailed, UnreadableCorpus: a file is not what it was.
@@ -100,15 +108,18 @@ class DocumentTable(Closing):
             first, left = self.starts[at] + file.group_starts[group], its
             for batch in file.batches(file.rows_at_once(group), wanted_columns, group):
                 stop = first + batch.num_rows
-                while left and left[0] < stop:
+                taken, left = left[: (num := bisect_left(left, stop))], left[num:]
+                for _, run in groupby(enumerate(taken), lambda each: each[1] - each[0]):
+                    documents = [number for _, number in run]  # neighbours
                     with file.reading():
-                        (row,) = python_rows(batch.slice(left[0] - first, 1))
-                    found[left[0]] = {**row, **too_large}
-                    left = left[1:]
+                        rows = python_rows(batch.slice(documents[0] - first, len(documents)))
+                    found.update(zip(documents, rows, strict=True))
                 if not left:
                     break
                 first = stop
                 budget.spend(num_bytes=batch.nbytes)
+            for number in its if explains and too_large else ():
+                found[number] |= too_large
         return found
 
     def tables(self, columns: Collection[str]) -> Iterator[Any]:
@@ -192,6 +203,11 @@ class _File(Closing):
         its = self._footer.row_group(group)
         fitting: int = _BYTES_AT_ONCE * its.num_rows // max(1, its.total_byte_size)
         return max(1, min(_ROWS_AT_ONCE, fitting))
+
+    @property
+    def key(self) -> str:
+        """See `OpenFile.key`."""
+        return self._file.key
 
     def end(self) -> bytes:
         """Return the size and the last bytes of the file."""

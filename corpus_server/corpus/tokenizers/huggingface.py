@@ -20,10 +20,20 @@ from corpus_server.corpus.tokenizers.tokenizer import (
     eot_beside,
     instead,
     package,
+    piece_bytes,
 )
 from corpus_server.errors import UnreadableCorpus
 from corpus_server.user_files import parse_json
 
+
+def _byte_level() -> dict[str, int]:
+    """Return the byte of each character of GPT-2's alphabet, which has a visible one for every byte."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [each for each in range(256) if each not in shown]
+    return {chr(each): each for each in shown} | {chr(256 + n): each for n, each in enumerate(others)}
+
+
+_BYTES_BY_CHARACTER: Final = _byte_level()
 _RENAMED: Final = "\ufdd0"  # Unicode's promise: never a character, so no text has a name that begins with it
 
 
@@ -64,6 +74,25 @@ class HuggingFace(Tokenizer):
         """See `Tokenizer.decode`."""
         text: str = self._inner.decode(list(tokens), skip_special_tokens=False)
         return text
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """See `Tokenizer.bytes_of`."""
+        piece: str = self._inner.id_to_token(token)
+        if token in self._added:
+            return piece.encode()
+        if "ByteLevel" in self._decoders:
+            return bytes(_BYTES_BY_CHARACTER[each] for each in piece)
+        return piece_bytes(piece) if self._decoders & {"Metaspace", "ByteFallback"} else None
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self._inner.get_added_tokens_decoder())
+
+    @cached_property
+    def _decoders(self) -> frozenset[str]:
+        """The kinds of the decoder, or of those in a sequence."""
+        found = json.loads(self._inner.to_str())["decoder"] or {}
+        return frozenset(each["type"] for each in found.get("decoders", [found]) if "type" in each)
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         """See `Tokenizer.encode_batch`."""

@@ -122,5 +122,8 @@ class _Bytes(Tokenizer):
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(tokens).decode("utf-8", errors="replace")
 
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([token])
+
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]

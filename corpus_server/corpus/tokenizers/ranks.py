@@ -80,6 +80,11 @@ class Tiktoken(Tokenizer):
         text: str = self._inner.decode(list(tokens))
         return text
 
+    def bytes_of(self, token: int) -> bytes:
+        """See `Tokenizer.bytes_of`."""
+        found: bytes = self._inner.decode_single_token_bytes(token)
+        return found
+
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         """See `Tokenizer.encode_batch`."""
         return [self._inner.encode_to_numpy(text, disallowed_special=()) for text in texts]

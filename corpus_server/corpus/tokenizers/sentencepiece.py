@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from corpus_server.corpus.tokenizers.tokenizer import TokenArray, Tokenizer, package, reading
+from corpus_server.corpus.tokenizers.tokenizer import TokenArray, Tokenizer, package, piece_bytes, reading
 
 
 class SentencePiece(Tokenizer):
@@ -37,6 +37,13 @@ class SentencePiece(Tokenizer):
             else:
                 run.append(token)
         return text + str(self._inner.decode(run))
+
+    def bytes_of(self, token: int) -> bytes:
+        """See `Tokenizer.bytes_of`."""
+        piece: str = self._inner.id_to_piece(token)
+        if self._inner.is_control(token):
+            return piece.encode()
+        return piece_bytes(piece)
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         """See `Tokenizer.encode_batch`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ _NAMES_TOKENS: Final = ("tokenizer_config.json", "special_tokens_map.json")
 CHAT_TEMPLATE: Final = "chat_template.jinja"
 BESIDE: Final = (*_NAMES_TOKENS, CHAT_TEMPLATE)
 """Files that `save_pretrained` of transformers writes beside a tokenizer, and that `build` reads."""
+
+
+_BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Marked(NamedTuple):
@@ -61,6 +65,13 @@ class Tokenizer(ABC):
         Special tokens appear as their names.
         """
 
+    def bytes_of(self, token: int) -> bytes | None:
+        """Return the UTF-8 that an id that the tokenizer `knows` adds to a running text.
+
+        None where it cannot say: the neighbours decide. The first token of a text may add less than that.
+        """
+        return None
+
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[TokenArray]:
         """Return the ids of each text: `(num_tokens,) uint32`. Names of special tokens count as plain text.
@@ -88,6 +99,13 @@ class Tokenizer(ABC):
     def find_special(self, text: str) -> str | None:
         """Return the name of a special token that is in a text; None if there is none."""
         return None
+
+
+def piece_bytes(piece: str) -> bytes:
+    """Return the UTF-8 of a piece in which U+2581 is a space, and `<0x0A>` a byte."""
+    if _BYTE.fullmatch(piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace("\u2581", " ").encode()
 
 
 def eot_beside(path: Path) -> tuple[str, str] | None:

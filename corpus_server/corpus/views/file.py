@@ -32,12 +32,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from corpus_server.corpus.files import Closing, OpenFile
+from corpus_server.corpus.formats.documents import runs_of
 from corpus_server.corpus.formats.layout import read_header
 from corpus_server.corpus.publish import publishing
+from corpus_server.pieces import Int64Array, expanded
 from corpus_server.user_files import parse_json
 
 GROUP: Final = 256
 """Documents of a group: the index takes 24 bytes for them."""
+
+_GROUP_BYTES: Final = GROUP // 8 + 1  # that hold the bits of a group, wherever in a byte it begins
 
 MAX_MULTIPLICITY: Final = 2**16 - 1
 
@@ -49,8 +53,7 @@ _CHECKED_BYTES: Final = 64 << 20
 """Arrays up to this size are compared with their digest when the view is opened: 10 ms."""
 _AGAIN: Final = "was the copy interrupted? Copy it again, or make it with corpus-server view create"
 
-Int64Array = NDArray[np.int64]
-Multiplicities = NDArray[np.uint16]
+Multiplicities = NDArray[np.uint8 | np.uint16]
 
 
 class Groups(NamedTuple):
@@ -182,16 +185,40 @@ class ViewFile(Closing):
             return None
         return "its arrays differ from the ones written"
 
-    def multiplicities(self, numbers: Int64Array) -> Int64Array:
-        """Return the multiplicities of documents of the corpus, of the same shape; all must exist."""
-        first, *rest = self._arrays
-        if self.header.encoding == "bits":
-            found = first[numbers >> 3] >> (numbers & 7) & 1
-        elif rest:
-            found = rest[0][first.searchsorted(numbers, side="right") - 1]
-        else:
-            found = first[numbers]
-        return np.asarray(found, dtype=np.int64)
+    def multiplicities(self, first: Int64Array, stops: Int64Array) -> Multiplicities:
+        """Return those of `GROUP` documents of the corpus from each of `first` on: `(k, GROUP)`.
+
+        Of documents from `stops` on, which are above `first`, they are 0.
+        """
+        arrays, spare = self._arrays, 8 * (_GROUP_BYTES - GROUP // 8) if self.header.encoding == "bits" else 0
+        is_whole = first + GROUP <= np.minimum(stops, self.header.num_documents - spare)
+        found = self._whole_groups(first[is_whole], *arrays)
+        if is_whole.all():
+            return found
+        every = np.zeros((first.size, GROUP), dtype=found.dtype)
+        every[is_whole] = found
+        for number in np.flatnonzero(~is_whole).tolist():
+            start = int(first[number])
+            its = self.decoded(start, min(int(stops[number]), start + GROUP))
+            every[number, : its.size] = its
+        return every
+
+    def _whole_groups(
+        self, first: Int64Array, values: NDArray[Any], times: NDArray[np.uint16] | None = None
+    ) -> Multiplicities:
+        if times is not None:
+            low, high = (values.searchsorted(each, side="right") for each in (first, first + GROUP - 1))
+            which, runs = expanded(low - 1, high - low + 1)
+            begins = GROUP * which + np.maximum(values[runs] - first[which], 0)
+            return times[runs].repeat(np.diff(begins, append=GROUP * first.size)).reshape(-1, GROUP)
+        if self.header.encoding != "bits":
+            return runs_of(values, first, GROUP)
+        bits = np.unpackbits(runs_of(values, first >> 3, _GROUP_BYTES), axis=1, bitorder="little")
+        found = np.empty((first.size, GROUP), dtype=np.uint8)
+        for shift in np.unique(first & 7).tolist():  # one in each shard
+            its = (first & 7) == shift
+            found[its] = bits[its, shift : shift + GROUP]
+        return found
 
     def decoded(self, start: int, stop: int) -> Multiplicities:
         """Return the multiplicities of documents [start, stop) of the corpus."""

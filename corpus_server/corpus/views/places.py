@@ -17,12 +17,16 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.corpus.views.file import GROUP, Int64Array, ViewFile
+from corpus_server.corpus.views.file import GROUP, Multiplicities, ViewFile
+from corpus_server.corpus.views.laid import Laid, layers_of
 from corpus_server.errors import CorpusChanged
-from corpus_server.pieces import expanded
+from corpus_server.pieces import Int64Array, at_or_below, expanded
 
 _AT_ONCE: Final = 128
 """Groups or passes looked at together: 256 KiB for each array; 0.6 of the time of 2 MB."""
+
+_MAX_LAYERS: Final = 8 * _AT_ONCE
+"""Of groups that are laid out together, which have many if their documents have many multiplicities."""
 
 
 class Found(NamedTuple):
@@ -62,18 +66,21 @@ class Places:
         token = self._groups.token
         ranges = np.flatnonzero(stops > starts)
         starts, stops = starts[ranges], stops[ranges]
-        low = token.searchsorted(starts, side="right") - 1
-        high = token.searchsorted(stops - 1, side="right")
-        owners, groups = expanded(low, high - low)
+        low = at_or_below(token, starts)
+        owners, groups = expanded(low, at_or_below(token, stops - 1) + 1 - low)
         begins = np.maximum(starts[owners] - token[groups], 0)
         ends = np.minimum(stops[owners], token[groups + 1]) - token[groups]
-        some = np.flatnonzero(ends > begins)
+        # Group by group: each is looked at once, whatever number of ranges lie in it.
+        order = groups.argsort(kind="stable")
+        sorted_groups = groups[order]
         parts = [Found(*(np.empty(0, np.int64) for _ in range(3)))]
-        for at in range(0, some.size, _AT_ONCE):
-            here = some[at : at + _AT_ONCE]
+        for here in np.split(order, _cuts(sorted_groups)) if order.size else ():
             which, first, last = self._within(groups[here], begins[here], ends[here])
-            parts.append(Found(ranges[owners[here][which]], first, last))
-        return _merged(Found(*(np.concatenate(column) for column in zip(*parts, strict=True))))
+            parts.append(Found(here[which], first, last))
+        found = Found(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        order = found.owners.argsort(kind="stable")
+        found = Found(*(column[order] for column in found))
+        return _merged(Found(ranges[owners[found.owners]], found.starts, found.stops))
 
     def ranges(self, starts: Int64Array, stops: Int64Array) -> Found:
         """Return where the view has tokens of ranges of the corpus: ascending in each range.
@@ -170,45 +177,44 @@ class Places:
 
     def _load(self, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the edges, `(k, GROUP + 1)`, and the multiplicities, `(k, GROUP)`, of groups."""
+        edges, counts = self._read(groups)
+        self._check(groups, (np.diff(edges) * counts).sum(axis=1))
+        return edges, counts.astype(np.int64)
+
+    def _read(self, groups: Int64Array) -> tuple[Int64Array, Multiplicities]:
+        """Do what `_load` does, without `_check`."""
         self._file.file.check_unchanged()
         first = self._groups.first_document[groups]
-        edges = self._edges(first, GROUP)
-        numbers = first[:, None] + np.arange(GROUP)
-        last = self._last(first)[:, None]
-        counts = np.where(numbers < last, self._file.multiplicities(np.minimum(numbers, last - 1)), 0)
+        return self._edges(first, GROUP), self._file.multiplicities(first, self._last(first))
+
+    def _check(self, groups: Int64Array, num_tokens: Int64Array) -> None:
+        """Raise CorpusChanged unless groups have the tokens that the view was made for."""
         token = self._groups.token
-        if ((np.diff(edges) * counts).sum(axis=1) != token[groups + 1] - token[groups]).any():
+        if (num_tokens != token[groups + 1] - token[groups]).any():
             raise CorpusChanged(
                 f"{self._file.file.name}: the documents of the corpus end elsewhere than those that the view "
                 "was made for",
                 remedy="serve the document index that it was made with, or make the view again",
             )
-        return edges, counts
 
     def _within(
         self, groups: Int64Array, begins: Int64Array, ends: Int64Array
     ) -> tuple[NDArray[np.intp], Int64Array, Int64Array]:
-        """Return where positions [begin, end) of groups lie in the corpus: which range, start, stop."""
-        distinct, of = np.unique(groups, return_inverse=True)
-        edges, counts = self._load(distinct)
-        lengths = np.diff(edges)
-        if counts.max(initial=0) <= 1:
-            which, first, last = _spread(lengths * counts, edges, of, begins, ends)
-            return which, first, last
-        low = _passes(counts[of], lengths[of], begins)
-        high = _passes(counts[of], lengths[of], ends - 1)
-        which, passes = expanded(low, np.maximum(high + 1 - low, 0))
-        parts = []
-        for at in range(0, which.size, _AT_ONCE):
-            here = slice(at, at + _AT_ONCE)
-            own, its = of[which[here]], passes[here]
-            table = np.where(counts[own] >= its[:, None], lengths[own], 0)
-            before = _before(counts[own], lengths[own], its)
-            first = np.maximum(begins[which[here]] - before, 0)
-            last = np.minimum(ends[which[here]] - before, table.sum(axis=1))
-            number, *places = _spread(table, edges[own], np.arange(own.size), first, last)
-            parts.append((which[here][number], *places))
-        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+        """Return where positions [begin, end) of ascending groups lie in the corpus: range, start, stop."""
+        is_new = np.diff(groups, prepend=-1) > 0
+        distinct, of = groups[is_new], is_new.cumsum() - 1
+        edges, counts = self._read(distinct)
+        passes = layers_of(counts)
+        if distinct.size > 1 and np.count_nonzero(passes) > _MAX_LAYERS:
+            middle = int(of.searchsorted(distinct.size // 2))
+            parts = []
+            for first, stop in ((0, middle), (middle, groups.size)):
+                which, *places = self._within(groups[first:stop], begins[first:stop], ends[first:stop])
+                parts.append((first + which, *places))
+            return tuple(map(np.concatenate, zip(*parts, strict=True)))  # type: ignore[return-value]
+        laid = Laid(edges, counts, passes)
+        self._check(distinct, np.diff(laid.bounds))
+        return laid.find(of, begins, ends)
 
     def _shown(
         self, groups: Int64Array, starts: Int64Array, stops: Int64Array
@@ -249,28 +255,10 @@ def _before(counts: Int64Array, weights: Int64Array, passes: Int64Array) -> Int6
     return before
 
 
-def _spread(
-    table: Int64Array, edges: Int64Array, of: NDArray[np.intp], begins: Int64Array, ends: Int64Array
-) -> tuple[NDArray[np.intp], Int64Array, Int64Array]:
-    """Return where positions [begin, end) of rows `of` of a table lie: which range, start and stop.
-
-    Args:
-        table: `(rows, GROUP)`, the tokens of the documents that are there, 0 of the others.
-    """
-    until = table.cumsum(axis=1)
-    skipped = until[:, -1].cumsum() - until[:, -1]
-    flat = (until + skipped[:, None]).ravel()
-    at = skipped[of]
-    low, high = flat.searchsorted(at + begins, side="right"), flat.searchsorted(at + ends - 1, side="right")
-    which, members = expanded(low, np.maximum(high + 1 - low, 0))
-    lengths = table.ravel()[members]
-    some = lengths > 0
-    which, members, lengths = which[some], members[some], lengths[some]
-    origin = flat[members] - lengths - at[which]
-    document = edges[:, :-1].ravel()[members] - origin
-    first = np.maximum(begins[which], origin)
-    last = np.minimum(ends[which], origin + lengths)
-    return which, document + first, document + last
+def _cuts(groups: Int64Array) -> NDArray[np.intp]:
+    """Return where to cut ascending groups, so that each part has `_AT_ONCE` different ones."""
+    begins = np.flatnonzero(np.diff(groups, prepend=-1))
+    return begins[_AT_ONCE::_AT_ONCE]
 
 
 def _merged(found: Found) -> Found:

@@ -23,11 +23,11 @@ from corpus_server.corpus.corpus import Corpus, CorpusDescription, ViewDescripti
 from corpus_server.corpus.files import Files
 from corpus_server.corpus.fingerprints import SampledIds
 from corpus_server.corpus.metadata import DocumentTable
-from corpus_server.corpus.views.file import Int64Array, ViewFile
+from corpus_server.corpus.views.file import ViewFile
 from corpus_server.corpus.views.places import Places
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnknownDocument
-from corpus_server.pieces import Pieces
+from corpus_server.pieces import Int64Array, Pieces
 
 _SAMPLED_GROUPS: Final = 64
 _REMEDY: Final = "make a view of this corpus with corpus-server view create, or serve the one that it is of"
@@ -61,11 +61,14 @@ class View(Corpus):
         if base.num_documents is None:
             raise base.no_documents(spec=spec)
         self._check(base)
-        self.eot, self.shards, self.dtype, self.num_masks = base.eot, base.shards, base.dtype, base.num_masks
+        self.eot, self.eot_first, self.is_eot_place_said = base.eot, base.eot_first, base.is_eot_place_said
+        self.shards, self.dtype = base.shards, base.dtype
+        self.num_masks, self.mask_dtype = base.num_masks, base.mask_dtype
         self.tokenizer, self.tokenizer_name = base.tokenizer, base.tokenizer_name
         self.tokenizer_identity, self._decodes_with = base.tokenizer_identity, base._decodes_with
         self.metadata_paths, self._is_whole = base.metadata_paths, base._is_whole
         self.name, self.earlier = spec.name, spec.earlier
+        self.address, self.license = spec.address, spec.license
         self.fingerprints = {kind: header.fingerprint(value) for kind, value in base.fingerprints.items()}
         self.fingerprint_kind = base.fingerprint_kind
         self.fingerprint = self.fingerprints[self.fingerprint_kind]
@@ -115,6 +118,12 @@ class View(Corpus):
     def ranges_of(self, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """See `Corpus.ranges_of`: as often as the view has them."""
         return np.stack(self.places.ranges(starts, stops)[1:], axis=1)
+
+    def documents(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `Corpus.documents`: of the corpus, in which the view finds them."""
+        found = self.places.pieces(starts, stops)
+        numbers, counts = self._base.documents(found.starts, found.stops)
+        return numbers, np.bincount(found.owners, counts, minlength=starts.size).astype(np.int64)
 
     def extents(self, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """See `Corpus.extents`: where the groups of documents lie that hold them."""

@@ -20,14 +20,16 @@ Groups are numbered through all epochs: group g of epoch e is number e * groups 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
+from corpus_server.pieces import UInt64Array
 from corpus_server.plan.declared import declared, integer
-from corpus_server.plan.numbers import Epochs, Int64Array, Offsets, RowNumbers, SourceNumbers, UInt64Array
-from corpus_server.plan.orders.order import Order, ShardSizes, WorkingSet
+from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers
+from corpus_server.plan.orders.order import ExtentSizes, Order, WorkingSet
 from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_keys
 
 MAX_BLOCK_WINDOWS: Final = 2**40
@@ -87,7 +89,6 @@ class BoundedShuffle(Order):
     name = "shuffle"
     sentence = "random within groups of blocks, for corpora larger than memory or in an object store"
     has_groups = True
-    prefix = "order.shuffle."
 
     block_windows: int = declared(
         integer(1, MAX_BLOCK_WINDOWS),
@@ -96,6 +97,10 @@ class BoundedShuffle(Order):
     group_blocks: int = declared(
         integer(1, MAX_GROUP_BLOCKS), "Blocks whose windows are permuted among themselves."
     )
+
+    def of_parts(self, num_parts: int) -> Self:
+        """See `Order.of_parts`: with blocks of as many tokens."""
+        return replace(self, block_windows=min(self.block_windows * num_parts, MAX_BLOCK_WINDOWS))
 
     @cached_property
     def _shape(self) -> _Shape:
@@ -111,6 +116,11 @@ class BoundedShuffle(Order):
         keys = map(self.sources.keys, ("blocks", "windows", "circle"))
         grids = Grid.over(num_blocks.tolist()), Grid.over(sizes.tolist())
         return _Shape(block, group, full, num_blocks, grids[0], gap, num_groups, sizes, grids[1], *keys)
+
+    @property
+    def block_rows(self) -> int | None:
+        """See `Order.block_rows`."""
+        return self.block_windows
 
     def largest_group(self, source: int) -> int:
         """See `Order.largest_group`."""
@@ -131,7 +141,7 @@ class BoundedShuffle(Order):
     def rows_at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         """See `Order.rows_at`."""
         place = self._at(source, epochs, offsets)
-        mixed = permute(place.slot, *self._domain(source, epochs, place, self._shape.window_keys))
+        mixed = permute(place.slot, *self._domain(source, epochs, place, self._shape.window_keys[source]))
         return self._window(source, epochs, place._replace(slot=mixed))
 
     def offsets_of(self, source: SourceNumbers, epochs: Epochs, rows: RowNumbers) -> Offsets:
@@ -139,15 +149,24 @@ class BoundedShuffle(Order):
         if not rows.size:
             return rows.copy()
         place = self._place(source, epochs, rows)
-        within = invert(place.slot, *self._domain(source, epochs, place, self._shape.window_keys))
+        within = invert(place.slot, *self._domain(source, epochs, place, self._shape.window_keys[source]))
         behind = place.group > place.short // self._shape.group
         offsets: Offsets = place.group * self._shape.full + within - self._shape.gap[source] * behind
         return offsets
 
-    def beside(self, source: SourceNumbers, epochs: Epochs, rows: RowNumbers, distance: int) -> RowNumbers:
+    def beside(
+        self,
+        source: SourceNumbers,
+        epochs: Epochs,
+        rows: RowNumbers,
+        distance: int,
+        keys: UInt64Array | int | None = None,
+    ) -> RowNumbers:
         """See `Order.beside`: so many places further in the group's circle, another permutation of it."""
         place = self._place(source, epochs, rows)
-        size, keys = self._domain(source, epochs, place, self._shape.circle_keys)
+        if keys is None:
+            keys = self._shape.circle_keys[source]
+        size, keys = self._domain(source, epochs, place, keys)
         num_windows = np.uint64(size) if isinstance(size, int) else size.size
         at = invert(place.slot, size, keys)
         ahead = np.uint64(abs(distance)) % num_windows
@@ -214,26 +233,25 @@ class BoundedShuffle(Order):
         )
 
     def _domain(
-        self, source: SourceNumbers, epochs: Epochs, place: _Place, keys: UInt64Array
+        self, source: SourceNumbers, epochs: Epochs, place: _Place, keys: UInt64Array | int
     ) -> tuple[Grid | int, UInt64Array]:
         """Return the number of windows of each group and its round keys, as `permute` takes them."""
         num_groups, group = self._shape.num_groups[source], place.group
         kinds = (group == place.short // self._shape.group) + 2 * (group + _ONE == num_groups) + 4 * source
         size = int(self._shape.sizes[kinds[0]]) if is_one(kinds) else self._shape.grids.take(kinds)
-        return size, round_keys(keys[source], epochs * num_groups + group)
+        return size, round_keys(keys, epochs * num_groups + group)
 
-    def working_set(self, shards: ShardSizes) -> WorkingSet:
-        """Return the shards of the group that is read, and of the next: those of the largest two."""
-        sizes, ends = shards
-        blocks = _block_bytes(sizes, ends, self.block_windows)
+    def working_set(self, extents: ExtentSizes) -> WorkingSet:
+        """Return the extents of the group that is read, and of the next: those of the largest two."""
+        blocks = _block_bytes(extents, self.block_windows)
         total, left = 0, self.group_blocks
         for num_bytes, number in sorted(blocks.items(), reverse=True):
             total += num_bytes * min(number, left)
             left -= min(number, left)
-        most = min(int(sizes.sum()), 2 * total)
+        most = min(int(extents.num_bytes.sum()), 2 * total)
         return WorkingSet(
             most,
-            f"two groups of {self.group_blocks} blocks touch together shards of",
+            f"two groups of {self.group_blocks} blocks touch together extents of",
             "fewer group_blocks, block_windows of a shard's windows",
         )
 
@@ -241,25 +259,25 @@ class BoundedShuffle(Order):
         return f"{self.name} {self.group_blocks} x {self.block_windows}"
 
 
-def _block_bytes(sizes: Int64Array, ends: Int64Array, block_windows: int) -> Counter[int]:
-    """Return how many blocks read shards of so many bytes together, without a look at each block.
+def _block_bytes(extents: ExtentSizes, block_windows: int) -> Counter[int]:
+    """Return how many blocks read extents of so many bytes together, without a look at each block.
 
-    A block reads every shard from the one of its first window to the one of its last. Blocks that lie within
-    one shard are counted; there are at most as many others as shards.
+    A block reads every extent from the one in which its first window begins to the last one that its last
+    window reads of. Blocks that lie within one extent are counted; of others there are at most twice as many
+    as extents.
     """
+    sizes, begins, ends = extents
     total = int(ends[-1])
     before = np.concatenate(([0], np.cumsum(sizes)))
-    numbers = np.unique(np.minimum(ends[:-1], total - 1) // block_windows)  # of blocks with a shard's end
-    numbers = np.unique(np.concatenate((numbers, [(total - 1) // block_windows])))
+    borders = np.concatenate((ends[:-1], begins[1:], [total]))
+    numbers = np.unique(np.minimum(borders, total - 1) // block_windows)  # of blocks with a border
     starts = numbers * block_windows
-    stops = np.minimum(starts + block_windows, total)
-    low, high = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops, side="left")
+    lasts = np.minimum(starts + block_windows, total) - 1
+    low, high = np.searchsorted(ends, starts, side="right"), np.searchsorted(begins, lasts, side="right") - 1
     found = Counter((before[high + 1] - before[low]).tolist())
-    # Between two of them all blocks lie in one shard: that of the first window behind the earlier one.
+    # Between two of them all blocks lie in one extent: that of the first window behind the earlier one.
     between = np.diff(numbers, prepend=-1) - 1
-    shards = np.searchsorted(ends, np.concatenate(([0], stops[:-1])), side="right")
-    for number, size in zip(
-        between.tolist(), sizes[np.minimum(shards, sizes.size - 1)].tolist(), strict=True
-    ):
+    its = np.searchsorted(ends, np.concatenate(([0], lasts[:-1] + 1)), side="right")
+    for number, size in zip(between.tolist(), sizes[np.minimum(its, sizes.size - 1)].tolist(), strict=True):
         found[size] += number
     return +found

@@ -9,31 +9,35 @@ from functools import cached_property
 from typing import ClassVar, NamedTuple, Self
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.pieces import Int64Array, UInt64Array
 from corpus_server.plan.blend import Blend
 from corpus_server.plan.named import Named
-from corpus_server.plan.numbers import Epochs, Int64Array, Offsets, RowNumbers, SourceNumbers, UInt64Array
-from corpus_server.plan.rows import NO_SOURCES, Rows, Sources
+from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers
+from corpus_server.plan.rows.rows import NO_SOURCES, Rows, Sources
 from corpus_server.plan.stage import Stage
 
 
-class ShardSizes(NamedTuple):
-    """The shards of one source in an object store.
+class ExtentSizes(NamedTuple):
+    """The extents of one source in an object store, `(k,) int64` each.
 
     Attributes:
-        num_bytes: `(k,) int64`.
-        ends: `(k,) int64`, rows of the source up to the end of each shard.
+        num_bytes: of each.
+        begins: the first row that reads of it.
+        ends: the row after the last one that begins in it or before; larger than `begins` of the next one
+            where a row lies in both.
     """
 
     num_bytes: Int64Array
+    begins: Int64Array
     ends: Int64Array
 
 
 class WorkingSet(NamedTuple):
-    """The shards that a cache must hold at a time.
+    """The extents that a cache must hold at a time.
 
     Attributes:
         reads: what needs so much, as the start of a sentence that the number of bytes ends; "" where every
-            step reads windows of shards anywhere.
+            step reads windows anywhere.
         remedy: besides the one that fits all orders.
     """
 
@@ -42,16 +46,16 @@ class WorkingSet(NamedTuple):
     remedy: str = ""
 
 
-def all_shards(order: Order, shards: ShardSizes) -> WorkingSet:
+def all_extents(order: Order, extents: ExtentSizes) -> WorkingSet:
     """Return what a cache must hold for an order that reads windows anywhere; an order's `working_set`."""
-    return WorkingSet(int(shards.num_bytes.sum()))
+    return WorkingSet(int(extents.num_bytes.sum()))
 
 
-def neighbouring_shards(order: Order, shards: ShardSizes) -> WorkingSet:
-    """Return it for an order that reads one shard after its neighbour, either way."""
-    sizes = shards.num_bytes
+def neighbouring_extents(order: Order, extents: ExtentSizes) -> WorkingSet:
+    """Return it for an order that reads one extent after its neighbour, either way."""
+    sizes = extents.num_bytes
     most = int((sizes[:-1] + sizes[1:]).max(initial=0)) or int(sizes.sum())
-    return WorkingSet(most, "two shards after one another have up to", "smaller shards")
+    return WorkingSet(most, "two extents after one another have up to", "fewer corpora")
 
 
 class Order(Named):
@@ -69,6 +73,7 @@ class Order(Named):
         num_rows: `(sources,) uint64`, rows of each.
     """
 
+    plan_field = "order"
     has_epochs: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
     stride: ClassVar[int | None] = None
@@ -86,7 +91,7 @@ class Order(Named):
         """Return at which offsets of epochs, `(k,)` or `(1,)`, rows come: the inverse of `rows_at`."""
 
     @abstractmethod
-    def working_set(self, shards: ShardSizes) -> WorkingSet:
+    def working_set(self, extents: ExtentSizes) -> WorkingSet:
         """Return what a cache must hold of one source."""
 
     def settle(
@@ -102,6 +107,15 @@ class Order(Named):
             raise InvalidPlan.expected("stride", accepted, stride)
         return self, self.stride or stride or seq_len
 
+    @property
+    def block_rows(self) -> int | None:
+        """Consecutive rows of a source that it reads together, from row 0 on; None: it has no such blocks."""
+        return None
+
+    def of_parts(self, num_parts: int) -> Self:
+        """Return the order of rows of which so many stand for one of the plan's `seq_len`."""
+        return self
+
     def over(self, rows: Rows) -> tuple[Rows, Self]:
         """Return the rows that it permutes, those given or its own, and the order over them."""
         return rows, replace(self, sources=rows.sources, num_rows=rows.num_rows)
@@ -111,6 +125,11 @@ class Order(Named):
         """What chooses the sources of the whole run, where mixtures do not."""
         return None
 
+    @property
+    def num_used(self) -> UInt64Array | None:
+        """Rows of each source in the whole run, `(sources,) uint64`, of an order that ends."""
+        return None if self.chooser is None else self.chooser.num_used
+
     @cached_property
     def keys(self) -> UInt64Array:
         """`(sources,) uint64`, the key of each source."""
@@ -118,8 +137,19 @@ class Order(Named):
 
     # -- of an order that has groups
 
-    def beside(self, source: SourceNumbers, epochs: Epochs, rows: RowNumbers, distance: int) -> RowNumbers:
-        """Return rows of the same groups, another one for each distance, which may be negative."""
+    def beside(
+        self,
+        source: SourceNumbers,
+        epochs: Epochs,
+        rows: RowNumbers,
+        distance: int,
+        keys: UInt64Array | int | None = None,
+    ) -> RowNumbers:
+        """Return rows of the same groups, another one for each distance, which may be negative.
+
+        Args:
+            keys: that decide which ones, `(k,)` or one for all; None: those of the sources.
+        """
         raise NotImplementedError(f"order {self.name} has no groups")
 
     def group_at(self, source: int, position: int) -> int:
@@ -133,3 +163,22 @@ class Order(Named):
     def largest_group(self, source: int) -> int:
         """Return the most rows that a group of a source has."""
         raise NotImplementedError(f"order {self.name} has no groups")
+
+
+def refuse_changed_rows(order: Order, number: int, stage: Stage, rows: str) -> None:
+    """Refuse what an order whose rows are another program's cannot carry.
+
+    Args:
+        number: of the stage.
+        rows: what the error calls them.
+
+    Raises:
+        InvalidPlan: naming the field.
+    """
+    for name, value in (("seq_len", stage.seq_len), ("exclude", stage.exclude)):
+        if value:
+            raise InvalidPlan(
+                f"stages[{number}].{name} cannot be carried by order {order.name}: {rows} "
+                "have one length, and none has a substitute; leave it out, or use order shuffle",
+                parameter=f"stages[{number}].{name}",
+            )

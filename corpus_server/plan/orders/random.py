@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers
-from corpus_server.plan.orders.order import Order, all_shards
+from corpus_server.plan.orders.order import Order, all_extents
 from corpus_server.plan.permutation import uniform
 
 
@@ -15,7 +15,7 @@ class Random(Order):
     sentence = "each window drawn anew from all starts, with replacement"
     has_epochs = False
     stride = 1  # every start is a window's
-    working_set = all_shards
+    working_set = all_extents
 
     def rows_at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         """See `Order.rows_at`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers
-from corpus_server.plan.orders.order import Order, neighbouring_shards
+from corpus_server.plan.orders.order import Order, neighbouring_extents
 
 
 class Sequential(Order):
@@ -11,7 +11,7 @@ class Sequential(Order):
 
     name = "sequential"
     sentence = "windows in file order, epoch after epoch"
-    working_set = neighbouring_shards
+    working_set = neighbouring_extents
 
     def rows_at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         """See `Order.rows_at`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers
-from corpus_server.plan.orders.order import Order, all_shards
+from corpus_server.plan.orders.order import Order, all_extents
 from corpus_server.plan.permutation import Grid, invert, permute, round_keys
 
 
@@ -14,7 +14,7 @@ class Shuffle(Order):
 
     name = "shuffle"
     sentence = "every window once in an epoch, in an order of its own"
-    working_set = all_shards
+    working_set = all_extents
 
     def rows_at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         """See `Order.rows_at`."""

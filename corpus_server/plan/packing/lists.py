@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus_server.plan.numbers import Int64Array
+from corpus_server.pieces import Int64Array
 
 NarrowArray = NDArray[np.uint32 | np.int64]
 
@@ -70,7 +70,8 @@ class Lists(NamedTuple):
         """Return the numbers at places of lists: `(k,)`."""
         found: Int64Array = self.low[self.first[lists] + places].astype(np.int64)
         if self.splits.shape[1]:
-            found += (self.splits[lists] <= places[:, None]).sum(axis=1) << 16
+            # A split a row: sums of a few numbers each, `splits[lists]`, take five times as long.
+            found += (self.splits.T.take(lists, axis=1) <= places).sum(axis=0) << 16
         return found
 
     def places(self, lists: Int64Array, numbers: Int64Array) -> Int64Array:
@@ -111,13 +112,3 @@ def bisect(
         high[open_[~below]] = middle[~below]
         open_ = open_[low[open_] < high[open_]]
     return low
-
-
-def at_or_below(ascending: NDArray[Any], numbers: NDArray[Any]) -> Int64Array:
-    """Return the place of the last one that is not above each number."""
-    # In order, less of a large array has to come from memory: 0.6 of the time. Of the array's type, because
-    # NumPy would convert the whole array to that of the numbers.
-    order = numbers.argsort()
-    found = np.empty(order.shape, dtype=np.int64)
-    found[order] = ascending.searchsorted(numbers[order].astype(ascending.dtype), side="right") - 1
-    return found

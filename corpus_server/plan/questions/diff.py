@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.described import described
+from corpus_server.pieces import NO_SHARD, Pieces
 from corpus_server.plan.document import MAX_STAGES, Plan
-from corpus_server.plan.questions.compared import Compared, unlike_rows
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.sampler import Sampler
@@ -82,6 +83,28 @@ class RowComparison:
         return cls(equal_steps=equal_steps, compared_until=until, steps=tuple(steps), first_step=first_step)
 
 
+class _Compared:
+    """A plan's rows, with shard numbers that mean the same in both plans."""
+
+    def __init__(self, sampler: Sampler, other: Sampler) -> None:
+        self.sampler = sampler
+        sizes = {
+            content: int(size)
+            for each in (sampler, other)
+            for content, size in zip(each.contents, np.diff(each.windows.first_shard), strict=True)
+        }
+        # For each shard of the plan's list, its number in a list that does not depend on the plan.
+        ordered = sorted(sizes)
+        first = dict(zip(ordered, accumulate((sizes[each] for each in ordered), initial=0), strict=False))
+        self._common = np.concatenate([first[each] + np.arange(sizes[each]) for each in sampler.contents])
+
+    def rows(self, step: int, places: range, count: int) -> Pieces:
+        """Return what rows at the same places of some steps are made of, with common shard numbers."""
+        found, borders = self.sampler.pieces(step, places, count=count)
+        shards = np.where(found[:, 0] == NO_SHARD, NO_SHARD, self._common[found[:, 0]])
+        return Pieces(np.column_stack((shards, found[:, 1:])), borders)
+
+
 def changed_fields(a: Plan, b: Plan, budget: Budget) -> list[FieldChange]:
     """Return the fields that differ, stages matched by their `from_step`.
 
@@ -125,13 +148,7 @@ def count_equal_steps(a: Plan, b: Plan) -> int | None:
     return None if plan_step == _NEVER else a.skip_steps.outside_before(plan_step)
 
 
-def compare(
-    a: Sampler,
-    b: Sampler,
-    budget: Budget,
-    *,
-    num_steps: int = 10,
-) -> RowComparison:
+def compare(a: Sampler, b: Sampler, budget: Budget, *, num_steps: int = 10) -> RowComparison:
     """Find the first `num_steps` steps whose rows differ, and which rows, as far as the budget's rows reach.
 
     Args:
@@ -142,7 +159,7 @@ def compare(
     equal = count_equal_steps(*plans)
     if equal is None:
         return RowComparison.of(None, None, ())
-    pair = Compared(a, b), Compared(b, a)
+    pair = _Compared(a, b), _Compared(b, a)
     # A plan may end; of the steps behind its last none is compared.
     end = min(sampler.num_steps if sampler.num_steps is not None else _NEVER for sampler in (a, b))
     found: list[StepChange] = []
@@ -232,7 +249,7 @@ def _first_skip_change(a: Ranges, b: Ranges) -> int:
 
 
 def _step_changes(
-    pair: tuple[Compared, Compared], step: int, count: int, budget: Budget
+    pair: tuple[_Compared, _Compared], step: int, count: int, budget: Budget
 ) -> list[StepChange] | None:
     """Compare consecutive steps, of one stage in each plan, and return those that differ.
 
@@ -250,7 +267,7 @@ def _step_changes(
     for first in range(0, shared, at_once):
         places = range(first, min(first + at_once, shared))
         budget.spend(rows=count * len(places) * row_cost)
-        unlike = unlike_rows(*(each.rows(step, places, count) for each in pair))
+        unlike = _unlike_rows(*(each.rows(step, places, count) for each in pair))
         differs[:, places.start : places.stop] = unlike.reshape(count, len(places))
     changes, timelines = [], [compared.sampler.timeline for compared in pair]
     for k in np.flatnonzero(differs.any(axis=1)).tolist():
@@ -264,3 +281,13 @@ def _step_changes(
             )
         )
     return changes
+
+
+def _unlike_rows(a: Pieces, b: Pieces) -> NDArray[np.bool_]:
+    """Return which of some rows are made of other pieces than those that they stand against."""
+    counts = np.diff(a[1])
+    differs: NDArray[np.bool_] = counts != np.diff(b[1])
+    same = np.flatnonzero(~differs)
+    differing = (a.rows(same).places != b.rows(same).places).any(axis=1)
+    differs[np.repeat(same, counts[same])[differing]] = True
+    return differs

@@ -3,7 +3,8 @@
 A position of a source says when a row comes: ascending positions are ascending plan steps and rows. So a
 look-up first finds all positions whose units (windows, or pieces of documents) hold the token, then keeps
 the earliest, and only for those does it work out the steps and rows, which needs a mixture's blocks. Where a
-stage reads windows in parts, only the parts that hold a token of the range count; they are neighbours.
+stage reads windows in parts, only the parts that hold a token of the range count; they are neighbours. Rows
+of several lengths are looked through length by length.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 
 from corpus_server.described import DOCSTRINGS
 from corpus_server.errors import InvalidParameter
-from corpus_server.pieces import Pieces, expanded
-from corpus_server.plan.exclusion import Exclusion
+from corpus_server.pieces import NO_SHARD, Pieces, UInt64Array, expanded
+from corpus_server.plan.exclusion import Replacing
+from corpus_server.plan.laid import Laid
 from corpus_server.plan.mixture import BLOCK_COST
-from corpus_server.plan.numbers import Positions, UInt64Array, UnitNumbers
+from corpus_server.plan.numbers import Positions, UnitNumbers
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE, MAX_STEP
@@ -53,6 +55,10 @@ class Sighting:
     """First token of the row in its shard."""
     offset: int
     """Place in the row of the first token that was looked for."""
+    held: int
+    """Tokens that were looked for, of the piece of the row that holds most of them."""
+    held_at: int
+    """Tokens that were looked for and come before those held; of a view that repeats them, of all copies."""
     substitute: bool
     """Whether the window, or a piece that was looked for, stands in for an excluded one."""
 
@@ -65,7 +71,7 @@ class Sightings(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """Units to look for in some epochs, at positions below `stop`.
+    """Units to look for in some epochs, at positions of their length below `stop`.
 
     Without an exclusion: rows that hold the units if nothing is excluded. With one: rows that would hold an
     excluded unit, at positions [start, stop), so that one of `units` stands in for it.
@@ -73,10 +79,10 @@ class _Search(NamedTuple):
 
     units: UnitNumbers
     epochs: range
-    exclusion: Exclusion | None = None
+    exclusion: Replacing | None = None
     start: int = 0
     stop: int = 0
-    num_laps: int = 1  # see `Exclusion.num_laps`
+    num_laps: int = 1  # see `Replacing.num_laps`
 
     @property
     def num_pairs(self) -> int:
@@ -104,32 +110,13 @@ def look_up(
             for, are more than the question may compute.
     """
     source = sampler.plan.sources.index(corpus)
-    epochs = min(epochs, _MAX_POSITION // int(sampler.num_windows[source]) + 1)
     ranges = sampler.own_ranges(source, Ranges([[start, stop]]))
     if not ranges.total:  # a view without them
         return Sightings(num_found=0, rows=[])
     budget.check(rows=len(ranges.starts), parameter="stop", remedy=_REMEDY)
-    held = Ranges(sampler.rows.within(source, ranges, budget))
-    budget.check(rows=held.total, parameter="stop", remedy=_REMEDY)
-    units = expanded(held.starts, held.stops - held.starts)[1].astype(np.uint64)
-    parameter, remedy = "epochs" if epochs > 1 else "stop", "ask for fewer epochs or tokens"
-    end = sampler.num_positions(source, epochs)
-    passes = -(-end // int(sampler.rows.num_rows[source]))
-    num_pairs = units.size * passes
-    budget.check(rows=num_pairs, parameter=parameter, remedy=remedy)
-    searches = [_Search(units, range(passes), stop=end)]
-    for search in _substitute_searches(sampler, source, units, epochs):
-        num_pairs += units.size + search.num_pairs  # making the search went through all units, too
-        budget.spend()
-        budget.check(rows=num_pairs, parameter=parameter, remedy=remedy)
-        searches.append(search)
     parts = []
-    for search in searches:
-        for first in range(0, search.num_pairs, _PAIRS_AT_ONCE):
-            indices = np.arange(first, min(first + _PAIRS_AT_ONCE, search.num_pairs), dtype=np.uint64)
-            found = _positions(sampler, source, search, indices)
-            parts.append((*found[:2], *_parts_touched(sampler, source, ranges, found[0], found[2])))
-            budget.spend(rows=indices.size)
+    for laid in sampler.laid:
+        parts += _found(sampler, laid, source, ranges, epochs, budget)
     if not parts:
         return Sightings(num_found=0, rows=[])
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -141,16 +128,16 @@ def look_up(
     num_found = int(num_parts.sum())
     earliest = np.arange(positions.size)
     if limit is not None and limit < positions.size:  # sorting a million takes 100 ms, finding the least 15
-        earliest = np.argpartition(positions, limit)[:limit]
+        earliest = np.flatnonzero(positions <= np.partition(positions, limit)[limit])
         budget.spend()
-    order = earliest[np.argsort(positions[earliest])]
+    order = earliest[np.lexsort((columns[-2][earliest], positions[earliest]))]
     # A window may have a million parts: those beyond the limit are not made.
     before = np.cumsum(num_parts[order]) - num_parts[order]
     order = order[: limit if limit is None else np.searchsorted(before, limit)]
     positions, *rest = (column[order] for column in columns)
     del columns, num_parts, before, earliest
     rows: list[Sighting] = []
-    for here, num_blocks in _row_slices(sampler, source, positions, budget):
+    for here, num_blocks in row_slices(sampler, source, positions, budget):
         budget.spend(rows=num_blocks * BLOCK_COST)
         left = None if limit is None else limit - len(rows)
         its = (column[here] for column in rest)
@@ -158,56 +145,101 @@ def look_up(
     return Sightings(num_found=num_found, rows=rows)
 
 
+def _found(
+    sampler: Sampler, laid: Laid, source: int, ranges: Ranges, epochs: int, budget: Budget
+) -> list[tuple[NDArray[Any], ...]]:
+    """Return where rows of one length hold tokens of ranges, unit by unit: columns, `(m,)` each.
+
+    Position of the timeline, whether the row holds the unit as a substitute, epoch, first part, number of
+    parts.
+    """
+    epochs = min(epochs, _MAX_POSITION // int(laid.rows.epoch_rows[source]) + 1)
+    held = Ranges(laid.rows.within(source, ranges, budget))
+    budget.check(rows=held.total, parameter="stop", remedy=_REMEDY)
+    units = expanded(held.starts, held.stops - held.starts)[1].astype(np.uint64)
+    parameter, remedy = "epochs" if epochs > 1 else "stop", "ask for fewer epochs or tokens"
+    end = laid.num_positions(source, epochs)
+    passes = -(-end // int(laid.rows.num_rows[source]))
+    num_pairs = units.size * passes
+    budget.check(rows=num_pairs, parameter=parameter, remedy=remedy)
+    searches = [_Search(units, range(passes), stop=end)]
+    for search in _substitute_searches(sampler, laid, source, units, epochs):
+        num_pairs += units.size + search.num_pairs  # making the search went through all units, too
+        budget.spend()
+        budget.check(rows=num_pairs, parameter=parameter, remedy=remedy)
+        searches.append(search)
+    parts: list[tuple[NDArray[Any], ...]] = []
+    for search in searches:
+        for first in range(0, search.num_pairs, _PAIRS_AT_ONCE):
+            indices = np.arange(first, min(first + _PAIRS_AT_ONCE, search.num_pairs), dtype=np.uint64)
+            at, is_substitute, shown = _positions(sampler, laid, source, search, indices)
+            number = at // laid.rows.epoch_rows[source]
+            positions, part = laid.of_timeline(at)
+            touched = part, np.ones(part.shape, dtype=np.int64)
+            if not laid.rows.own_lengths:
+                touched = _parts_touched(sampler, source, ranges, positions, shown)
+            parts.append((positions, is_substitute, number, *touched))
+            budget.spend(rows=indices.size)
+    return parts
+
+
 def _each_row_once(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
     """Join the columns of units that lie in one row: it is a substitute's if one of them is a substitute."""
-    order = np.lexsort((~columns[1], columns[0]))
-    first = np.diff(columns[0][order], prepend=np.uint64(2**64 - 1)) != 0
+    positions, is_substitute, _, part, _ = columns
+    order = np.lexsort((~is_substitute, part, positions))
+    first = np.diff(positions[order], prepend=np.uint64(2**64 - 1)) != 0
+    first |= np.diff(part[order], prepend=-1) != 0
     return [column[order[first]] for column in columns]
 
 
-def _substitute_searches(sampler: Sampler, source: int, units: UnitNumbers, epochs: int) -> Iterator[_Search]:
+def _substitute_searches(
+    sampler: Sampler, laid: Laid, source: int, units: UnitNumbers, epochs: int
+) -> Iterator[_Search]:
     """Yield for each stage what to look for where units stand in for excluded ones."""
-    size = int(sampler.num_windows[source])
+    size, num_parts = int(laid.rows.epoch_rows[source]), laid.num_parts
     begins, num_stages = sampler.timeline.begins(source), len(sampler.plan.stages)
     # Where the last stage does not use the source, there is a last position.
-    end = epochs * size if sampler.timeline.uses(source)[-1] else int(begins[-1])
-    for stages, exclusion in sampler.exclusions:
+    end = epochs * size if sampler.timeline.uses(source)[-1] else int(begins[-1]) * num_parts
+    for stages, exclusion in laid.replacing:
         # Those of them that do not use the source give none of its positions.
-        start = int(begins[stages.start])
-        stop = min(int(begins[stages.stop]) if stages.stop < num_stages else end, epochs * size)
+        start = int(begins[stages.start]) * num_parts
+        stop = int(begins[stages.stop]) * num_parts if stages.stop < num_stages else end
+        stop = min(stop, epochs * size)
         if start >= stop:
             continue
-        left = units[~exclusion.units.contains(units)]
+        left = units[~exclusion.contains(units)]
         its = range(start // size, -(-stop // size))
         yield _Search(left, its, exclusion, start, stop, exclusion.num_laps(left))
 
 
 def _positions(
-    sampler: Sampler, source: int, search: _Search, indices: UInt64Array
+    sampler: Sampler, laid: Laid, source: int, search: _Search, indices: UInt64Array
 ) -> tuple[Positions, NDArray[np.bool_], UnitNumbers]:
     """Return for some pairs of a search, numbered from 0 to `num_pairs`, the positions that they are at.
 
-    `(m,)` each: position, whether its row holds the unit as a substitute, the unit.
+    `(m,)` each: position in `laid`, whether its row holds the unit as a substitute, the unit.
     """
     rest, which = np.divmod(indices, np.uint64(search.units.size))
     laps, epochs = np.divmod(rest, np.uint64(len(search.epochs)))
     shown, epochs = search.units[which], epochs + np.uint64(search.epochs.start)
     if search.exclusion is not None:
         held, which = search.exclusion.stood_in_for(shown, epochs, laps)
-        positions = sampler.positions_of(source, held, epochs[which])
+        positions = laid.positions_of(source, held, epochs[which])
         kept = (positions >= np.uint64(search.start)) & (positions < np.uint64(search.stop))
+        kept &= sampler.has_at(laid, source, laid.of_timeline(positions)[0])
         return positions[kept], np.ones(np.count_nonzero(kept), dtype=bool), shown[which][kept]
-    positions = sampler.positions_of(source, shown, epochs)
+    positions = laid.positions_of(source, shown, epochs)
     kept = positions < np.uint64(search.stop)
-    numbers = sampler.timeline.stage_numbers(source, positions)
-    kept &= sampler.timeline.uses(source)[numbers]
-    for stages, exclusion in sampler.exclusions:
+    places = laid.of_timeline(positions)[0]
+    numbers = sampler.timeline.stage_numbers(source, places)
+    kept &= sampler.timeline.uses(source)[numbers] & sampler.has_at(laid, source, places)
+    for stages, exclusion in laid.replacing:
         here = np.flatnonzero((numbers >= stages.start) & (numbers < stages.stop))
-        kept[here] &= ~exclusion.units.contains(shown[here])
+        kept[here] &= ~exclusion.contains(shown[here])
     return positions[kept], np.zeros(np.count_nonzero(kept), dtype=bool), shown[kept]
 
 
-def _row_slices(
+def row_slices(
     sampler: Sampler, source: int, positions: Positions, budget: Budget
 ) -> Iterator[tuple[slice, int]]:
     """Yield parts of ascending positions with a bounded number of pairs and of blocks, and that of blocks."""
@@ -255,6 +287,7 @@ def _rows(
     ranges: Ranges,
     positions: Positions,
     substitute: NDArray[np.bool_],
+    epochs: UInt64Array,
     first_part: NDArray[np.int64],
     num_parts: NDArray[np.int64],
     *,
@@ -265,25 +298,29 @@ def _rows(
     plan_steps, first_rows, _ = timeline.rows_of(source, positions)
     skipped = timeline.skips.contains(plan_steps)[of].tolist()
     steps = timeline.skips.num_outside_below(plan_steps)[of].tolist()
-    pieces, borders = sampler.pieces_at(source, positions)
-    if len(borders) - 1 == len(pieces):  # whole windows, of which rows may be parts
+    pieces, borders = sampler.pieces_at(source, positions, first_part)
+    if not sampler.rows.own_lengths and len(borders) - 1 == len(pieces):  # of windows rows may be parts
+        seq_lens = timeline.seq_lens[timeline.stage_numbers(source, positions)][of]
         pieces, borders = pieces[of], np.arange(of.size + 1)
-        pieces[:, 1] += parts * timeline.seq_lens[timeline.stage_numbers(source, positions)][of]
+        pieces[:, 1] += parts * seq_lens
+        pieces[:, 2] = np.minimum(pieces[:, 2], seq_lens + 1)
     places, borders_of = sampler.resolved(Pieces(pieces, borders))
     columns = (
-        (positions // sampler.num_windows[source])[of].tolist(),
+        epochs[of].tolist(),
         [None if is_skipped else step for is_skipped, step in zip(skipped, steps, strict=True)],
         plan_steps[of].tolist(),
         (first_rows[of].astype(np.int64) + parts).tolist(),
         *places[borders_of[:-1], :2].T.tolist(),
-        _offsets(sampler, source, ranges, Pieces(pieces, borders)).tolist(),
+        *(each.tolist() for each in _places(sampler, source, ranges, Pieces(pieces, borders))),
         substitute[of].tolist(),
     )
     return [Sighting(*fields) for fields in zip(*columns, strict=True)]
 
 
-def _offsets(sampler: Sampler, source: int, ranges: Ranges, rows: Pieces) -> NDArray[np.int64]:
-    """Return where in each row the first piece begins to hold a token of a range."""
+def _places(
+    sampler: Sampler, source: int, ranges: Ranges, rows: Pieces
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return where in each row the first piece begins to hold a token of a range, and see `Sighting.held`."""
     (pieces, borders), windows = rows, sampler.windows
     shards, within, counts = pieces.T
     begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + within
@@ -293,5 +330,11 @@ def _offsets(sampler: Sampler, source: int, ranges: Ranges, rows: Pieces) -> NDA
     at = stops.searchsorted(begins, side="right")
     start = np.append(starts, np.iinfo(np.int64).max)[at]
     places = before - np.repeat(before[borders[:-1]], np.diff(borders)) + np.maximum(0, start - begins)
-    places[(start >= begins + counts) | (counts == 0)] = np.iinfo(np.int64).max
-    return np.minimum.reduceat(places, borders[:-1]) if places.size else places
+    places[(start >= begins + counts) | (counts == 0) | (shards == NO_SHARD)] = np.iinfo(np.int64).max
+    if not places.size:
+        return places, places, places
+    below = ranges.num_inside_below(np.stack((begins, begins + counts)).astype(np.uint64)).astype(np.int64)
+    held = np.where(shards == NO_SHARD, 0, below[1] - below[0])
+    most = np.maximum.reduceat(held, borders[:-1])
+    before_most = np.where(held == np.repeat(most, np.diff(borders)), below[0], below[0].max())
+    return np.minimum.reduceat(places, borders[:-1]), most, np.minimum.reduceat(before_most, borders[:-1])

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from corpus_server.plan.document import MAX_STAGES, Plan
+from corpus_server.plan.laid import Laid
 from corpus_server.plan.sampler import Sampler
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.work import Budget
@@ -37,16 +38,19 @@ def suspects(a: Sampler, b: Sampler, since: int, budget: Budget) -> Iterator[tup
     Of plans whose order has epochs and of which `only_exclusions_differ`, from the plan step `since` on.
     """
     kept_rows = budget.left_rows - budget.left_rows // 2  # for the rows of those steps
-    looked_up = [_looked_up(a, b), _looked_up(b, a)]
+    looked_up = [
+        [(laid, _looked_up(one, laid, other)) for laid in one.laid] for one, other in ((a, b), (b, a))
+    ]
     span = _FIRST_SPAN
     while since <= MAX_STEP:
         until = min(since + span, MAX_STEP + 1)
         steps: set[int] = set()
         for sampler, numbers in zip((a, b), looked_up, strict=True):
-            for some_steps in _steps_between(sampler, numbers, since, until, budget, kept_rows):
-                if some_steps is None:
-                    return  # this round is incomplete
-                steps.update(some_steps)
+            for laid, its in numbers:
+                for some_steps in _steps_between(sampler, laid, its, since, until, budget, kept_rows):
+                    if some_steps is None:
+                        return  # this round is incomplete
+                    steps.update(some_steps)
         yield until, sorted(steps)
         since, span = until, 2 * span
 
@@ -67,17 +71,17 @@ def _placements(plan: Plan) -> list[tuple[int, object]]:
     return found
 
 
-def _looked_up(sampler: Sampler, other: Sampler) -> list[range]:
-    """Return which of all excluded units are each source's; none where the other plan excludes the same.
+def _looked_up(sampler: Sampler, laid: Laid, other: Sampler) -> list[range]:
+    """Return which of all excluded units of rows of a length are each source's.
 
-    Exclusions add up, so the last stage excludes all. Units that both plans exclude count: what stands in for
-    one follows from all that its pool excludes.
+    None where the other plan excludes the same. Exclusions add up, so the last stage excludes all. Units that
+    both plans exclude count: what stands in for one follows from all that its pool excludes.
     """
     plan = sampler.plan
-    if not sampler.exclusions:
+    if not laid.exclusions:
         return [range(0)] * len(plan.sources)
-    _, last = sampler.exclusions[-1]
-    bounds = pairwise(last.units.num_inside_below(sampler.rows.first_unit).tolist())
+    _, last = laid.exclusions[-1]
+    bounds = pairwise(last.units.num_inside_below(laid.rows.first_unit).tolist())
     return [
         range(0) if _excludes_same(plan, other.plan, name) else range(*pair)
         for name, pair in zip(plan.sources, bounds, strict=True)
@@ -93,7 +97,13 @@ def _excludes_same(a: Plan, b: Plan, name: str) -> bool:
 
 
 def _steps_between(
-    sampler: Sampler, looked_up: list[range], since: int, until: int, budget: Budget, kept_rows: int
+    sampler: Sampler,
+    laid: Laid,
+    looked_up: list[range],
+    since: int,
+    until: int,
+    budget: Budget,
+    kept_rows: int,
 ) -> Iterator[list[int] | None]:
     """Yield training steps between two plan steps that hold some of the units.
 
@@ -102,10 +112,11 @@ def _steps_between(
     timeline, at_once = sampler.timeline, max(1, _AT_ONCE // sampler.row_cost)
     before, after = (timeline.given_before(step)[0].tolist() for step in (since, until))
     for source, numbers in enumerate(looked_up):
-        first, stop, size = before[source], after[source], int(sampler.num_windows[source])
+        size = int(laid.rows.epoch_rows[source])
+        first, stop = (each[source] * laid.num_parts for each in (before, after))
         if first == stop or not numbers:
             continue
-        excluded = sampler.exclusions[-1][1].units
+        excluded = laid.exclusions[-1][1].units
         for epoch in range(first // size, (stop - 1) // size + 1):
             for at in range(0, len(numbers), at_once):
                 some = numbers[at : at + at_once]  # of the excluded units, which may be very many
@@ -115,8 +126,10 @@ def _steps_between(
                     return
                 budget.spend(rows=cost)
                 units = excluded.nth_inside(np.arange(some.start, some.stop, dtype=np.uint64))
-                positions = sampler.positions_of(source, units, np.array([epoch], dtype=np.uint64))
+                positions = laid.positions_of(source, units, np.array([epoch], dtype=np.uint64))
                 positions = positions[(positions >= first) & (positions < stop)]
+                positions = laid.of_timeline(positions)[0]
+                positions = positions[sampler.has_at(laid, source, positions)]
                 plan_steps, _, given = timeline.rows_of(source, positions)
                 plan_steps = plan_steps[given]
                 seen = plan_steps[~timeline.skips.contains(plan_steps)]

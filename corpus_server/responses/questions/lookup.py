@@ -8,9 +8,19 @@ from corpus_server.admission.request import RequestHead
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
+from corpus_server.plan.family import MAX_MEMBERS
 from corpus_server.plan.questions.lookup import Sighting, look_up
-from corpus_server.responses.question import PlanQuery, Token, integer, question
-from corpus_server.responses.response import Response, json_response, not_modified
+from corpus_server.plan.questions.members import MemberSightings, sightings_of_members
+from corpus_server.responses.question import (
+    CorpusName,
+    PlanId,
+    PlanQuery,
+    QueryParameters,
+    Token,
+    integer,
+    question,
+)
+from corpus_server.responses.response import NO_STORE, PLAN_HEADER, Response, json_response, not_modified
 from corpus_server.responses.service import Service
 from corpus_server.responses.tokens import plan_headers, plan_of
 from corpus_server.work import Budget, Limits
@@ -56,7 +66,7 @@ mixture: about 2 s."""
 def lookup(service: Service, query: LookupQuery, request: RequestHead, budget: Budget) -> Response:
     """Return every row of the first epochs that holds a token, a range of tokens or a document."""
     bound = plan_of(service, query, request.caller, budget, names_corpus=True)
-    corpus = _looked_up_corpus(query, bound.plan.sources)
+    corpus = _looked_up_corpus(query.corpus, bound.plan.sources)
     start, stop = _looked_up_range(query, bound.corpora[corpus].base)
     epochs, limit = query.epochs, query.limit
     identity = f"lookup.{corpus}.{start}.{stop}.{epochs}.{limit}"
@@ -79,15 +89,78 @@ def lookup(service: Service, query: LookupQuery, request: RequestHead, budget: B
     return json_response(fields, headers, budget)
 
 
-def _looked_up_corpus(query: LookupQuery, sources: tuple[str, ...]) -> str:
-    if query.corpus in sources:
-        return query.corpus
-    if query.corpus is None and len(sources) == 1:
+class MembersQuery(QueryParameters):
+    """Parameters of a look-up over the members of a family."""
+
+    document: Token
+    """A document; of a view, in its corpus."""
+    corpus: CorpusName | None = None
+    """A source of the plan; may be left out if it has one."""
+    first: Annotated[int, integer(0, MAX_MEMBERS - 1)] = 0
+    """The first member."""
+    count: Annotated[int, integer(1, MAX_MEMBERS)] = 1000
+    """Members, from the first on."""
+    epochs: Annotated[int, integer(1, 1000)] = 1
+    """Passes over the source to look through."""
+    limit: Annotated[int, integer(1, 1000)] = 10
+    """Steps to return of each member at most, earliest first."""
+
+
+@described
+class FoundInMembers:
+    """Which members of a family hold a document."""
+
+    plan: str
+    corpus: str
+    document: int
+    epochs: int
+    num_left_out: int
+    """Members that leave it out."""
+    members: list[MemberSightings]
+
+
+@question("/v1/plans/{plan_id}/members", FoundInMembers, limits=LIMITS)
+def members(
+    service: Service, plan_id: PlanId, query: MembersQuery, request: RequestHead, budget: Budget
+) -> Response:
+    """Say of each member of a plan's family whether its rows hold a document, and at which steps."""
+    bound = service.plan(plan_id, request.caller, budget)
+    corpus = _looked_up_corpus(query.corpus, bound.plan.sources)
+    stop = query.first + query.count
+    if stop > MAX_MEMBERS:
+        raise InvalidParameter.expected(
+            "count", f"at most {MAX_MEMBERS - query.first} from there", query.count
+        )
+    found = sightings_of_members(
+        bound.sampler,
+        corpus,
+        query.document,
+        bound.corpora[corpus].base.document_range(query.document),
+        range(query.first, stop),
+        budget,
+        epochs=query.epochs,
+        limit=query.limit,
+    )
+    fields = FoundInMembers(
+        plan=bound.plan.id,
+        corpus=corpus,
+        document=query.document,
+        epochs=query.epochs,
+        num_left_out=sum(each.leaves_out for each in found),
+        members=found,
+    )
+    return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id}, budget)
+
+
+def _looked_up_corpus(corpus: str | None, sources: tuple[str, ...]) -> str:
+    if corpus in sources:
+        return corpus
+    if corpus is None and len(sources) == 1:
         return sources[0]
     raise InvalidParameter(
-        f"corpus must name a source of the plan, {', '.join(sources)}, got {query.corpus!r}",
+        f"corpus must name a source of the plan, {', '.join(sources)}, got {corpus!r}",
         parameter="corpus",
-        received=query.corpus,
+        received=corpus,
         accepted=", ".join(sources),
     )
 

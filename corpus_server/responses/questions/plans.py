@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import xxhash
+from orjson import Fragment
 
 from corpus_server.admission.request import RequestHead
+from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import contents
 from corpus_server.described import described
-from corpus_server.plan.questions.diff import FieldChange, RowComparison, changed_fields, compare
 from corpus_server.plan.questions.usage import SourceUsage, count_usage
-from corpus_server.read.changes import ViewChange, view_changes
+from corpus_server.plan_store.links import chain
+from corpus_server.plan_store.saved import SAVED_KIND, SAVED_VERSION
+from corpus_server.read.changes import Diff, compare_plans
 from corpus_server.read.reading import WindowReading, hash_arrays, num_bytes
 from corpus_server.responses.arrays import checksum_value
 from corpus_server.responses.question import PlanId, QueryParameters, Step, StepQuery, integer, question
-from corpus_server.responses.response import (
-    NO_STORE,
-    PLAN_HEADER,
-    Response,
-    json_response,
-    not_modified,
-)
+from corpus_server.responses.response import NO_STORE, PLAN_HEADER, Response, json_response, not_modified
 from corpus_server.responses.service import Service
 from corpus_server.responses.tokens import MAX_COUNT, plan_headers, stage_rows
+from corpus_server.stores import bytes_of, is_staged
 from corpus_server.work import Budget, Limits
 
 _ROWS_AT_ONCE = 16384  # of windows, located in some 3 ms
@@ -42,6 +41,8 @@ class UsageQuery(StepQuery):
 
     since: Step = 0
     """Training step to count from."""
+    num_steps: Step | None = None
+    """Steps of the whole run; the response has as `planned` what they use."""
 
 
 class DiffQuery(QueryParameters):
@@ -78,7 +79,9 @@ class ReadShard:
     num_rows: int
     """Rows of those steps that lie in it."""
     is_local: bool
-    """Whether it is on the server's machine: local, or staged from an object store."""
+    """Whether all of it is on the server's machine: local, or staged from an object store."""
+    local_bytes: int
+    """Bytes of the file that need not be fetched any more."""
 
 
 @described
@@ -111,18 +114,67 @@ class Used:
     plan_step: int
     sources: dict[str, SourceUsage]
     skipped: Skipped
+    planned: dict[str, SourceUsage] | None
+    """What the whole run uses, of `num_steps`; null if they are not given."""
 
 
 @described
-class Diff:
-    """What differs between two plans."""
+class SavedCorpus:
+    """A corpus of a saved plan."""
 
-    a: str
-    b: str
-    fields: list[FieldChange]
-    rows: RowComparison
-    views: list[ViewChange]
-    """Of sources that are views of one corpus, the documents that come more or less often."""
+    fingerprint: str
+    num_tokens: int
+    tokenizer_identity: str | None
+    address: str | None
+    """Where others can have it; null: not known."""
+    license: str | None
+
+
+@described
+class SavedPlan:
+    """A plan as a file that people exchange: `plans load` and a loader take it."""
+
+    kind: str
+    """`corpus-plan`."""
+    version: int
+    """Of the file's form, 1."""
+    id: str
+    plan: dict[str, Any]
+    """The canonical document; of a plan that continues others, that of the first one."""
+    links: list[dict[str, Any]]
+    """The canonical documents of what continues it, each the parent of the next one."""
+    corpora: dict[str, SavedCorpus]
+
+
+@question("/v1/plans/{plan_id}/file", SavedPlan)
+def file(
+    service: Service, plan_id: PlanId, query: QueryParameters, request: RequestHead, budget: Budget
+) -> Response:
+    """Return a plan as a file: all that another server needs, and where its corpora can be had."""
+    bound = service.plan(plan_id, request.caller, budget)
+    links = []
+    for link in chain(service.store, bound.plan.id, lambda _: False):
+        links.append(Fragment(link.kept.document))
+        budget.spend(num_bytes=len(link.kept.document))
+    corpora = {}
+    for name, corpus in bound.corpora.items():
+        corpora[name] = SavedCorpus(
+            fingerprint=bound.plan.fingerprints[name],
+            num_tokens=corpus.num_tokens,
+            tokenizer_identity=corpus.tokenizer_identity,
+            address=corpus.address,
+            license=corpus.license,
+        )
+    fields = {
+        "kind": SAVED_KIND,
+        "version": SAVED_VERSION,
+        "id": bound.plan.id,
+        "plan": Fragment(bound.plan.root.canonical_json),
+        "links": links,
+        "corpora": corpora,
+    }
+    # Where corpora can be had is no part of the id.
+    return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id}, budget)
 
 
 @question("/v1/plans/{plan_id}/receipt", Receipt, is_tagged=True)
@@ -177,9 +229,16 @@ def shards(
             first_step[met[new]] = first + which[at[new]] // len(part)
             budget.spend(rows=num_now * len(part) * cost)
     used = np.flatnonzero(num_rows)
+    cache = service.catalog.cache
+    kept: dict[
+        str, list[str]
+    ] = {}  # by object, so that nothing is asked of the cache for thousands of others
+    for key in cache.keys() if cache is not None and bound.is_staged else ():
+        kept.setdefault(key.partition(".")[0], []).append(key)
     listed = []
     for number in used[np.argsort(first_step[used], kind="stable")].tolist():
         corpus, shard = bound.shards[number]
+        missing = [_missing(each.file, kept) for each in contents([shard])]
         listed.append(
             ReadShard(
                 corpus=corpus,
@@ -187,13 +246,31 @@ def shards(
                 size_bytes=shard.size_bytes,
                 first_step=int(first_step[number]),
                 num_rows=int(num_rows[number]),
-                is_local=all(each.file.is_cached for each in contents([shard])),
+                is_local=not any(missing),
+                local_bytes=shard.size_bytes - missing[0],
             )
         )
+        budget.spend()
     total = sum(bound.shards[number][1].size_bytes for number in used.tolist())
     fields = Shards(plan=bound.plan.id, step=step, count=count, num_bytes=total, shards=listed)
     # What is on this machine changes from moment to moment.
     return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id}, budget)
+
+
+def _missing(file: OpenFile, kept: Mapping[str, Sequence[str]]) -> int:
+    """Return how many bytes of a file must still be fetched.
+
+    Args:
+        kept: keys of extents that the cache may have, by object.
+    """
+    if not is_staged(file):
+        return 0
+    missing, reached = 0, file.data.start
+    parts = sorted(bytes_of(key) for key in kept.get(file.key, ()) if file.cache.has(key))
+    for start, stop in (*parts, (file.data.stop, file.data.stop)):
+        missing += max(0, start - reached)
+        reached = max(reached, stop)
+    return missing
 
 
 @question("/v1/plans/{plan_id}/usage", Used, is_tagged=True, limits=Limits(rows=2**20, num_bytes=2**30))
@@ -202,8 +279,9 @@ def usage(
 ) -> Response:
     """Return what training saw of each source before a step, or between two, and what it skipped."""
     bound, since, step = service.plan(plan_id, request.caller, budget), query.since, query.step
-    headers = plan_headers(bound, request, f"usage.{since}.{step}")
+    headers = plan_headers(bound, request, f"usage.{since}.{step}.{query.num_steps}")
     used = count_usage(bound.sampler, since, step, budget)
+    planned = None if query.num_steps is None else count_usage(bound.sampler, 0, query.num_steps, budget)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     shown = Used(
@@ -213,6 +291,7 @@ def usage(
         plan_step=used.plan_step,
         sources=used.sources,
         skipped=Skipped(steps=used.skipped_steps, sources=used.skipped),
+        planned=None if planned is None else planned.sources,
     )
     return json_response(shown, headers, budget)
 
@@ -231,8 +310,4 @@ def diff(
     headers = plan_headers(one, request, f"diff.{other.plan.id}.{query.steps}", by_id=both)
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
-    rows = compare(one.sampler, other.sampler, budget, num_steps=query.steps)
-    changes = view_changes(one, other, budget)
-    changed = changed_fields(one.plan, other.plan, budget)
-    fields = Diff(a=one.plan.id, b=other.plan.id, fields=changed, rows=rows, views=changes)
-    return json_response(fields, headers, budget)
+    return json_response(compare_plans(one, other, budget, num_steps=query.steps), headers, budget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,7 +13,6 @@ from pydantic import Field
 from corpus_server import metrics
 from corpus_server.admission.request import RequestHead
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.shards import contents
 from corpus_server.corpus.views import View
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
@@ -42,6 +42,7 @@ from corpus_server.responses.response import (
 )
 from corpus_server.responses.service import Service
 from corpus_server.responses.tokens import TOKEN_LIMITS, TOKENS, choose_format, representation
+from corpus_server.stores import Extent, Extents
 from corpus_server.work import Budget
 
 DocumentNumber = Annotated[str, Field(pattern="^[0-9]{1,19}$")]
@@ -71,7 +72,7 @@ class SpansQuery(QueryParameters):
     count: Annotated[int, integer(1, 2**20)] = 1024
     """Tokens; fewer where the corpus ends."""
     targets: Literal["true", "false"] = "false"
-    """`true`: a span also ends where the loss mask changes, and says whether its tokens are targets."""
+    """`true`: a span also ends where the loss mask changes, and says what it says of its tokens."""
 
 
 @described
@@ -144,8 +145,8 @@ def spans(
         raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
     stop = min(query.start + query.count, corpus.num_tokens)
     service.admission.check_text_size(stop - query.start, "count")
-    shards = corpus.shards_of(query.start, stop)
-    service.stage((each.file for each in (contents(shards) if query.targets == "true" else shards)), budget)
+    masks = _masks(corpus, query.start, stop) if query.targets == "true" else []
+    service.stage(chain(_reading(service, corpus, query.start, stop).extents(), masks), budget)
     tokens = read(service, corpus, query.start, stop)
     budget.spend(num_bytes=tokens.nbytes)
     mask = text.mask_of(corpus, query.start, stop) if query.targets == "true" else None
@@ -186,8 +187,7 @@ def token_range(
         tag: tells what they say apart from what they said before, if the corpus's fingerprint does not.
     """
     chosen = choose_format(request, query, default)
-    gatherer = service.catalog.gatherer(corpus.name)
-    reading = RangeReading(corpus, gatherer, start=start, stop=stop)
+    reading = _reading(service, corpus, start, stop)
     budget.check_response(num_bytes(reading), "count")
     if chosen in ("json", "text"):
         check_form(service, chosen, [corpus], reading)
@@ -201,7 +201,7 @@ def token_range(
     if (unchanged := not_modified(request, headers)) is not None:
         return unchanged
     budget.claim(num_bytes(reading))
-    service.stage((shard.file for shard in corpus.shards_of(start, stop)), budget)
+    service.stage(reading.extents(), budget)
     if chosen == "json":
         where = {"start": start, "stop": stop, "dtype": corpus.dtype.name}
         described = {"corpus": corpus.name, **fields, **where}
@@ -218,6 +218,23 @@ def token_range(
 
 
 def read(service: Service, corpus: Corpus, start: int, stop: int) -> NDArray[np.integer]:
-    """Return tokens [start, stop) of a corpus whose shards are on this machine."""
-    reading = RangeReading(corpus, service.catalog.gatherer(corpus.name), start=start, stop=stop)
-    return np.concatenate([np.empty(0, corpus.dtype), *(part.copy() for part in read_arrays(reading))])
+    """Return tokens [start, stop) of a corpus, which are on this machine."""
+    parts = (part.copy() for part in read_arrays(_reading(service, corpus, start, stop)))
+    return np.concatenate([np.empty(0, corpus.dtype), *parts])
+
+
+def are_here(service: Service, corpus: Corpus, start: int, stop: int) -> bool:
+    """Tell whether tokens [start, stop) of a corpus are on this machine."""
+    return all(each.is_cached for each in _reading(service, corpus, start, stop).extents())
+
+
+def _reading(service: Service, corpus: Corpus, start: int, stop: int) -> RangeReading:
+    return RangeReading(corpus, service.catalog.gatherer(corpus.name), start=start, stop=stop)
+
+
+def _masks(corpus: Corpus, start: int, stop: int) -> list[Extent]:
+    """Return what holds the loss mask of tokens [start, stop)."""
+    found = list[Extent]()
+    for piece in corpus.pieces(np.array([start]), np.array([stop])).places:
+        found += Extents([corpus.shards[piece[0]].mask]).of(piece[None] * (0, 1, 1))
+    return found

@@ -10,6 +10,7 @@ import numpy as np
 from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.described import described
 from corpus_server.errors import CorpusServerError, InvalidParameter, UnknownRecording
+from corpus_server.pieces import NO_SHARD
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.recordings import Recording, Spike, find_spikes, sum_losses
 from corpus_server.responses.question import QueryParameters, RecordingName, Step, integer, question
@@ -298,10 +299,8 @@ def _resolved(bound: BoundPlan, spike: Spike) -> tuple[int, list[RowDocument] | 
     number = int(bound.sampler.row_numbers(step, place, world_size=world_size)[0, 0])
     documents: dict[int, int] = {}
     pieces, _ = bound.sampler.pieces(step, place, world_size=world_size)
-    for shard_number, start, length in pieces.tolist():
-        corpus = bound.corpora[bound.shards[shard_number][0]].base
-        first = next(n for n, (name, _) in enumerate(bound.shards) if name == bound.shards[shard_number][0])
-        at = corpus.starts[shard_number - first] + start
+    for shard_number, start, length in pieces[pieces[:, 0] != NO_SHARD].tolist():
+        corpus, at = bound.in_corpus(shard_number, start)
         stop, document = at + length, corpus.document_at(at)
         if document is None:
             return number, None

@@ -11,6 +11,7 @@ from corpus_server.admission.request import RequestHead
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.described import described
 from corpus_server.errors import InvalidParameter
+from corpus_server.pieces import NO_SHARD
 from corpus_server.plan.stage import MAX_GLOBAL_BATCH_SIZE
 from corpus_server.read.reading import WindowReading
 from corpus_server.read.text import Span, spans
@@ -35,7 +36,9 @@ class RowsQuery(StepQuery):
     count: Annotated[int, integer(1, 4096)] = 8
     """Rows."""
     targets: Literal["true", "false"] = "false"
-    """`true`: a span also ends where the loss mask changes, and says whether its tokens are targets."""
+    """`true`: a span also ends where the loss mask changes, and says what it says of its tokens."""
+    text_ends: Literal["true", "false"] = "false"
+    """`true`: spans say where the text of each token ends."""
     metadata: Literal["names", "all"] = "names"
     """Columns of each document's metadata: those that name it, or all."""
 
@@ -65,7 +68,7 @@ class Row:
     """First token, corpus-wide."""
     spans: list[Span]
     unused: int
-    """Tokens at the end of the row that belong to no document."""
+    """Tokens of the row that belong to no document, most often at its end."""
     documents: list[NamedDocument] | None
     """Where its documents came from; none without metadata. Null if the rows before name 1,024."""
 
@@ -98,7 +101,7 @@ def rows(
     whole = WindowReading(bound, budget, step=step, count=1, rank=0, rows=size, world_size=world_size)
     stage_rows(service, bound, whole, budget)
     masks = whole.masks() if query.targets == "true" else None
-    first_shard = {name: n for n, (name, _) in reversed(list(enumerate(bound.shards)))}
+    with_ends = query.text_ends == "true"
     shown: list[Row] = []
     places = range(query.first, query.first + count)
     located, borders = bound.sampler.pieces(step, places, world_size=world_size)
@@ -106,13 +109,16 @@ def rows(
     for place, number, (first, stop) in zip(places, numbers, pairwise(borders.tolist()), strict=True):
         pieces = located[first:stop].tolist()
         name, shard = bound.shards[pieces[0][0]]
-        corpus = bound.corpora[name].base
         (tokens,) = whole.read(place, 1)
-        left, texts, begins = tokens.tolist(), list[Span](), []
+        left, texts, begins, between = tokens.tolist(), list[Span](), list[int](), 0
         mask = None if masks is None else masks.read(place, 1)[0].tolist()
         for shard_number, start, length in pieces:
-            begins.append(corpus.starts[shard_number - first_shard[name]] + start)
-            texts += spans(corpus, begins[-1], left[:length], mask and mask[:length])
+            if shard_number == NO_SHARD:
+                left, mask, between = left[length:], mask and mask[length:], between + length
+                continue
+            corpus, at = bound.in_corpus(shard_number, start)
+            begins.append(at)
+            texts += spans(corpus, at, left[:length], mask and mask[:length], with_text_ends=with_ends)
             left, mask = left[length:], mask and mask[length:]
         shown.append(
             Row(
@@ -121,7 +127,7 @@ def rows(
                 shard=shard.name,
                 start=begins[0],
                 spans=texts,
-                unused=len(left),
+                unused=len(left) + between,
                 documents=None,
             )
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,12 @@ from corpus_server.admission.request import RequestHead
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.tokenizers import Tokenizer
 from corpus_server.described import described
+from corpus_server.errors import InvalidParameter
 from corpus_server.plan.document import MAX_SEED
 from corpus_server.read.text import check_available, decode_known
-from corpus_server.responses.question import CorpusName, QueryParameters, integer, question
-from corpus_server.responses.questions.ranges import read
+from corpus_server.responses.forms import share_of
+from corpus_server.responses.question import CorpusName, QueryParameters, Token, integer, question
+from corpus_server.responses.questions.ranges import are_here, read
 from corpus_server.responses.response import NO_STORE, Response, json_response
 from corpus_server.responses.service import Service
 from corpus_server.work import Budget
@@ -37,6 +39,10 @@ SAMPLE_DOCUMENTS = 2048
 
 TOP_TOKENS = 50
 
+_WHOLE_SECONDS: Final = 2.0
+"""Of processor time, for one response of a search of all: a few million tokens. Whoever waits sees how far
+it has come, and a response is never lost because there is too much to search."""
+
 _CONTEXT = 80  # characters on each side of a text that was found
 
 
@@ -54,6 +60,10 @@ class SearchQuery(StatisticsQuery):
     """What to find, case and white space included."""
     limit: Annotated[int, integer(1, 100)] = 20
     """Places to return at most."""
+    whole: Literal["true", "false"] = "false"
+    """`true`: search all tokens from `start` on, seconds of it in each response; `next_start` goes on."""
+    start: Token = 0
+    """With `whole`: first token to search."""
 
 
 @described
@@ -108,12 +118,15 @@ class Place:
 
 @described
 class Search:
-    """Where a text is in a sample of a corpus, or in all of a small one."""
+    """Where a text is in a sample of a corpus, in all of a small one, or from a token on."""
 
     searched: str
     """How much was searched, for people: `1,048,576 of 6,538,948 tokens (16 %)`."""
     complete: bool
-    """Whether `found` has every place: all tokens were searched, and `limit` ended nothing early."""
+    """Whether `found` has every place from `start` on: all tokens were searched, and `limit` ended nothing
+    early."""
+    next_start: int | None
+    """With `whole`: what to ask for next, as `start`; null at the end of the corpus."""
     corpus: str
     text: str
     num_tokens: int
@@ -128,7 +141,7 @@ def statistics(
     """Return frequencies of tokens and lengths of documents in a sample."""
     corpus = service.corpus(name, request.caller)
     ids: list[NDArray[np.integer]] = []
-    for _, tokens in _blocks(service, corpus, query.seed, STATISTICS_BLOCKS):
+    for _, tokens in _blocks(service, corpus, _sampled_starts(corpus, query.seed, STATISTICS_BLOCKS)):
         ids.append(tokens)
         budget.spend(num_bytes=tokens.nbytes)
     found, counts = np.unique(np.concatenate(ids) if ids else np.empty(0, np.int64), return_counts=True)
@@ -156,23 +169,36 @@ def statistics(
 def search(
     service: Service, name: CorpusName, query: SearchQuery, request: RequestHead, budget: Budget
 ) -> Response:
-    """Find a text in a sample of about a million tokens, or in all of a small corpus."""
+    """Find a text in a sample of about a million tokens, in all of a small corpus, or from a token on."""
     corpus = service.corpus(name, request.caller)
     tokenizer = check_available(corpus)
     found: list[Place] = []
-    num_searched, is_cut = 0, False
+    num_searched, is_cut, next_start = 0, False, None
+    is_whole, began = query.whole == "true", time.thread_time()
+    if query.start and not is_whole:
+        raise InvalidParameter.expected("start", "left out without whole=true", query.start)
+    if query.start > corpus.num_tokens:
+        raise InvalidParameter.expected("start", f"in [0, {corpus.num_tokens}]", query.start)
     # A text that begins in a block may end behind it; a token is at least one byte of it.
     more = len(query.text.encode())
-    for start, tokens in _blocks(service, corpus, query.seed, SEARCH_BLOCKS, more=more):
+    starts: Sequence[int] = range(query.start, corpus.num_tokens, BLOCK_TOKENS)
+    if not is_whole:
+        starts = _sampled_starts(corpus, query.seed, SEARCH_BLOCKS)
+    for start, tokens in _blocks(service, corpus, starts, more=more):
         ids = tokens.tolist()
         budget.spend(num_bytes=tokens.nbytes)
+        if is_whole and time.thread_time() - began > _WHOLE_SECONDS:
+            next_start = start
+            break
         if (text := decode_known(tokenizer, ids)) is None:  # ids that the tokenizer does not know
             continue
         num_searched += min(len(ids), BLOCK_TOKENS)
         at = text.find(query.text)
-        while at >= 0 and len(found) < query.limit:
+        while at >= 0:
             first = _token_at(tokenizer, ids, at)
-            if first >= BLOCK_TOKENS:
+            # A search of all goes on behind the last token that it named, which may hold the text twice.
+            is_same = is_whole and found and found[-1].token == start + first
+            if first >= BLOCK_TOKENS or (len(found) >= query.limit and not is_same):
                 break
             end = at + len(query.text)
             found.append(
@@ -187,11 +213,13 @@ def search(
             )
             at = text.find(query.text, end)
             budget.spend()
-        if is_cut := len(found) == query.limit:
+        if is_cut := len(found) >= query.limit:
+            next_start = found[-1].token + 1 if is_whole else None
             break
     fields = Search(
-        searched=_share(num_searched, corpus.num_tokens),
-        complete=num_searched == corpus.num_tokens and not is_cut,
+        searched=share_of(num_searched, corpus.num_tokens, "tokens"),
+        complete=num_searched == corpus.num_tokens - query.start and not is_cut,
+        next_start=next_start,
         corpus=corpus.name,
         text=query.text,
         num_tokens=corpus.num_tokens,
@@ -199,13 +227,6 @@ def search(
         found=found,
     )
     return json_response(fields, NO_STORE, budget)
-
-
-def _share(num_searched: int, num_tokens: int) -> str:
-    """Return how much of a corpus was searched; 100 % is said of nothing less."""
-    percent = 100 if num_searched == num_tokens else 100 * num_searched / num_tokens
-    share = "less than 1" if percent < 1 else f"{math.floor(percent)}"
-    return f"{num_searched:,} of {num_tokens:,} tokens ({share} %)"
 
 
 def _token_at(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> int:
@@ -216,23 +237,27 @@ def _token_at(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> int:
     return bisect_right(range(len(tokens)), at, key=lambda n: len(tokenizer.decode(tokens[: n + 1])))
 
 
-def _blocks(
-    service: Service, corpus: Corpus, seed: int, num_blocks: int, more: int = 0
-) -> Iterator[tuple[int, NDArray[np.integer]]]:
-    """Yield blocks of a corpus, each with its first token: all of a small one, else a sample of it.
-
-    One block lies somewhere in each of `num_blocks` equal parts. Shards that are not on this machine are
-    left out: a look at a corpus should not fetch it. Each block comes with the `more` tokens behind it.
-    """
+def _sampled_starts(corpus: Corpus, seed: int, num_blocks: int) -> Sequence[int]:
+    """Return where blocks begin: all of a small corpus, else one somewhere in each of `num_blocks` parts."""
     if corpus.num_tokens <= num_blocks * BLOCK_TOKENS:
-        starts = list(range(0, corpus.num_tokens, BLOCK_TOKENS))
-    else:
-        part = corpus.num_tokens // num_blocks
-        within = np.random.default_rng(seed).integers(0, part - BLOCK_TOKENS + 1, num_blocks)
-        starts = (np.arange(num_blocks) * part + within).tolist()
+        return range(0, corpus.num_tokens, BLOCK_TOKENS)
+    part = corpus.num_tokens // num_blocks
+    within = np.random.default_rng(seed).integers(0, part - BLOCK_TOKENS + 1, num_blocks)
+    starts: list[int] = (np.arange(num_blocks) * part + within).tolist()
+    return starts
+
+
+def _blocks(
+    service: Service, corpus: Corpus, starts: Sequence[int], more: int = 0
+) -> Iterator[tuple[int, NDArray[np.integer]]]:
+    """Yield blocks of a corpus, each with its first token.
+
+    Shards that are not on this machine are left out: a look at a corpus should not fetch it. Each block comes
+    with the `more` tokens behind it.
+    """
     for start in starts:
         stop = min(start + BLOCK_TOKENS + more, corpus.num_tokens)
-        if all(shard.file.is_cached for shard in corpus.shards_of(start, stop)):
+        if are_here(service, corpus, start, stop):
             yield start, read(service, corpus, start, stop)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from corpus_server import __version__
-from corpus_server.corpus.corpus import open_shards
-from corpus_server.corpus.progress import ByteCounter, Progress
+from corpus_server.corpus.formats.layout import Ends
+from corpus_server.corpus.formats.masks import sent_as
+from corpus_server.corpus.opening import open_shards
+from corpus_server.corpus.progress import Meter, Progress
 from corpus_server.corpus.publish import publishing, sync_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus.verify import record
@@ -61,7 +63,7 @@ def assemble(
         with publishing(work / WHOLE / SKIPPED) as file:
             file.write("".join(f"{line}\n" for line in skipped).encode())
     num_bytes = dtype.itemsize * sum(tokens.num_tokens for tokens in splits.values())
-    written = ByteCounter("joining", num_bytes, report)
+    written = Meter("joining", num_bytes, report)
     manifests: dict[str | None, Manifest] = {}
     for name, documents in splits.items():
         folder = work / WHOLE / name if options.splits else work / WHOLE
@@ -76,11 +78,20 @@ def assemble(
         )
         if options.keep:
             ends = cuts(documents.ends(0, documents.num_tokens), options.shard_tokens)
-            write_metadata(documents.ends(0, documents.num_tokens), documents.kept, folder, ends)
+            write_metadata(_counted(documents, report), documents.kept, folder, ends)
         split = name if options.splits else None
         manifests[split] = _describe(folder, split, documents, origin, options, report)
     sync_folder(work / WHOLE)
     return manifests
+
+
+def _counted(documents: SplitTokens, report: Progress) -> Iterator[Ends]:
+    """Yield the ends of all documents; report as much of the kept fields as those documents' share."""
+    num_bytes = sum(path.stat().st_size for path in documents.kept)
+    meter = Meter("metadata", num_bytes, report)
+    for ends in documents.ends(0, documents.num_tokens):
+        yield ends
+        meter.add(num_bytes * ends.size // documents.num_documents)
 
 
 def _describe(
@@ -121,7 +132,8 @@ def _describe(
         num_documents=documents.num_documents,
         shards=described,
         origins=(origin,),
-        num_targets=documents.num_targets if documents.has_masks else None,
+        num_targets=None if documents.mask_dtype is None else documents.num_targets,
+        loss_mask_dtype=None if documents.mask_dtype is None else sent_as(documents.mask_dtype),
     )
     write_manifest(folder, manifest)
     return manifest
@@ -144,9 +156,8 @@ def origin_of(options: BuildOptions, inputs: Sequence[Input], report: Progress) 
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     sources = []
-    hashed = ByteCounter("hashing sources", sum(each.num_bytes for each in inputs), report)
+    hashed = Meter("hashing sources", sum(each.num_bytes for each in inputs), report)
     for each in inputs:
-        digest = file_digest(Path(each.path))
+        digest = file_digest(Path(each.path), hashed)
         sources.append(Source(path=each.name, num_bytes=each.num_bytes, digest=digest))
-        hashed.add(each.num_bytes)
     return Origin(options=said, sources=tuple(sources), versions=versions)

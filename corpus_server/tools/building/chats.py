@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -78,24 +78,28 @@ def _text(token: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def render(chat: Chat, messages: Sequence[Mapping[str, Any]]) -> Rendered:
-    """Render a conversation.
+def render(chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Rendered:
+    """Render a conversation; `tools` are those that the assistant may call, a list of schemas or its JSON.
 
     Raises ValueError if the template refuses it, or if the turns of the assistant cannot be found.
     """
     try:
         cleaned = [_cleaned(message) for message in messages]
+        blocks_of = partial(_rendered, chat, _tools(tools))
         if _MARK.search(chat.template):
             _, marks = _compiled(chat.template)
-            return Rendered("".join(_blocks(chat, cleaned)), marks.targets)
-        blocks = _blocks(chat, cleaned)
+            whole = "".join(blocks_of(cleaned))
+            _check_parts(cleaned, whole)
+            return Rendered(whole, marks.targets)
+        blocks = blocks_of(cleaned)
         whole = "".join(blocks)
+        _check_parts(cleaned, whole)
         targets = []
         for number, message in enumerate(cleaned):
             if message.get("role") != _ASSISTANT:
                 continue
-            before = "".join(_blocks(chat, cleaned[:number], add_generation_prompt=True))
-            stop = _common(_blocks(chat, cleaned[: number + 1]), blocks)
+            before = "".join(blocks_of(cleaned[:number], add_generation_prompt=True))
+            stop = _common(blocks_of(cleaned[: number + 1]), blocks)
             if not whole.startswith(before) or stop <= len(before):
                 raise ValueError(
                     f"the turn of message {number} is not found in what the chat template writes; give one "
@@ -118,6 +122,17 @@ def _cleaned(message: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _check_parts(messages: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Refuse a text in which a list of parts stands as Python spells it: the template expects texts."""
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list | dict) and content and str(content) in text:
+            raise ValueError(
+                f"the chat template takes the content of message {number} for a text, and it is a list of "
+                "parts: join their texts, or give a template that takes parts with --chat-template"
+            )
+
+
 def _common(part: Sequence[str], whole: Sequence[str]) -> int:
     """Return how many characters the text of a conversation's beginning shares with the text of all.
 
@@ -130,13 +145,27 @@ def _common(part: Sequence[str], whole: Sequence[str]) -> int:
     return sum(len(block) for block, _ in same)
 
 
-def _blocks(chat: Chat, messages: list[dict[str, Any]], *, add_generation_prompt: bool = False) -> list[str]:
+def _tools(given: Any) -> list[dict[str, Any]] | None:
+    """Return tools as templates take them: None if there are none."""
+    tools = parse_json(given) if isinstance(given, str) and given else given
+    if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
+        raise ValueError(f"expected a list of schemas in 'tools', got {tools!r:.60}")
+    return tools or None
+
+
+def _rendered(
+    chat: Chat,
+    tools: list[dict[str, Any]] | None,
+    messages: list[dict[str, Any]],
+    *,
+    add_generation_prompt: bool = False,
+) -> list[str]:
     """Render messages; return the text in the blocks that the template writes."""
     template, marks = _compiled(chat.template)
     blocks: list[str] = []
     marks.begin(blocks)
     given = {"messages": messages, "add_generation_prompt": add_generation_prompt}
-    for block in template.generate(**chat.tokens, **given, tools=None, documents=None):
+    for block in template.generate(**chat.tokens, **given, tools=tools, documents=None):
         blocks.append(block)  # noqa: PERF402 - marks look at the blocks before theirs
     return blocks
 

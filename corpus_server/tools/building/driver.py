@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import shutil
 import time
 from collections import Counter
@@ -25,8 +26,11 @@ from corpus_server.tools.building.manifest import Manifest, folders, read_manife
 from corpus_server.tools.building.part import PartResult, find_result
 from corpus_server.tools.building.sources import check_first, plan_parts
 
-RunParts = Callable[[Job, Sequence[Part], Path], Iterable[PartResult]]
-"""Runs `build_part(job.options, part, folder)` for each part, anywhere, in any order; yields as they end."""
+RunParts = Callable[[Job, Sequence[Part], Path], Iterable[PartResult | int]]
+"""Runs `build_part(job.options, part, folder)` for each part, anywhere, in any order; yields as they end.
+
+Meanwhile it may yield how many bytes of input were read by now, about, also of parts that have not ended.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +41,9 @@ class Reading:
         num_files, num_bytes: of the files that were read.
         documents_left_out: number of documents by the reason why they are not in the corpus.
         files_left_out: files of the sources' folders that were not read, and why.
-        missing: sentences about files that seem to be missing.
+        missing, doubled: sentences about files that seem to be missing, or to be there twice.
         dropped: a sentence about characters that are in no token, if there are any.
+        num_rounded: weights of tokens that float16 holds only nearly.
     """
 
     num_files: int
@@ -47,7 +52,9 @@ class Reading:
     documents_left_out: Mapping[str, int]
     files_left_out: Sequence[tuple[Path, str]]
     missing: Sequence[str]
+    doubled: Sequence[str]
     dropped: str | None
+    num_rounded: int
 
     @classmethod
     def of(cls, found: Found, results: Sequence[PartResult], manifests: Iterable[Manifest]) -> Reading:
@@ -62,7 +69,9 @@ class Reading:
             documents_left_out=documents,
             files_left_out=found.left_out,
             missing=found.missing,
+            doubled=found.doubled,
             dropped=_dropped(results),
+            num_rounded=sum(split.num_rounded for result in results for split in result.splits.values()),
         )
 
 
@@ -230,12 +239,17 @@ def _run(
     results = {part.number: find_result(part, folder) for part in parts}
     missing = [part for part in parts if results[part.number] is None]
     num_bytes = sum(part.num_bytes for part in parts)
-    done, num_tokens = num_bytes - sum(part.num_bytes for part in missing), 0
-    report("tokenizing", done, num_bytes, 0)
+    before = num_bytes - sum(part.num_bytes for part in missing)
+    done = read = num_tokens = 0
+    report("starting", before, num_bytes, 0)  # processes import for a second or two
     for result in run_parts(job, missing, folder):
-        results[result.number] = result
-        done, num_tokens = done + result.num_bytes, num_tokens + result.num_tokens
-        report("tokenizing", done, num_bytes, num_tokens)
+        if isinstance(result, int):
+            read = result
+        else:
+            results[result.number] = result
+            done, num_tokens = done + result.num_bytes, num_tokens + result.num_tokens
+        if done or read:
+            report("tokenizing", before + max(done, read), num_bytes, num_tokens)
     return [result for result in results.values() if result is not None]
 
 
@@ -265,6 +279,10 @@ def _writing(work: Path) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"the build cannot be written: {error.strerror or error}"
-        is_busy = isinstance(error, BlockingIOError)
-        remedy = "wait until it is done" if is_busy else "make room; the same command continues the build"
+        if isinstance(error, BlockingIOError):
+            remedy = "wait until it is done"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "make room; the same command continues the build"
+        else:
+            remedy = "check the folder and its permissions, or give another --out"
         raise unreadable(work, what, remedy) from error

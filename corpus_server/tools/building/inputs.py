@@ -26,6 +26,7 @@ from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.layout import LFS_POINTER
 from corpus_server.corpus.formats.registry import check_lists, find_mask, list_names, side_file
 from corpus_server.corpus.selection import (
+    OF_MACOS,
     ShardFile,
     in_order,
     matches,
@@ -40,20 +41,20 @@ from corpus_server.corpus_spec import ALL, HUB, STORE, cut_split
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
 from corpus_server.stores.mirror import said_of
 from corpus_server.tools.building.job import Input
-from corpus_server.tools.building.kinds.kind import reading
+from corpus_server.tools.building.kinds.kind import COMPRESSED, HEAD_BYTES, misnamed, reading
 from corpus_server.tools.building.sources import KINDS, suffix_of
 from corpus_server.tools.hub import Say, below, snapshot
 from corpus_server.user_files import is_lfs_pointer
 
 _TEXT_FIELD: Final = re.compile(r"(.+)\?text=([^/?*#]+)")
 _IS_PATTERN: Final = re.compile(r"[*?[]")
-_LFS_BYTES: Final = 1024  # a pointer has about 130
 
 # Files that hold no text and so cannot be read as such, and what helps.
 _SAVE: Final = "save its texts or token ids as JSON lines or Parquet"
+_UNPACK: Final = "unpack it, and name what it holds"
 _NO_TEXT: Final = {
     (".npy",): "token files need no build: serve it as it is",
-    (".zip", ".tar", ".tgz", ".7z", ".rar"): "unpack it, and name what it holds",
+    (".zip", ".tar", ".tgz", ".7z", ".rar"): _UNPACK,
     (".lz4", ".br", ".z", ".lzma", ".snappy"): "decompress it, or compress it with gzip, zstd, bzip2 or xz",
     (".gz", ".zst", ".zstd", ".bz2", ".xz"): "decompress it, and name what it holds",
     (".npz", ".pkl", ".pickle", ".pt", ".pth", ".h5", ".hdf5", ".safetensors"): _SAVE,
@@ -71,11 +72,13 @@ class Found(NamedTuple):
         inputs: those that are read, in order.
         left_out: files of the sources' folders that are not, and why.
         missing: sentences about files that seem to be missing.
+        doubled: sentences about files that seem to be there twice.
     """
 
     inputs: tuple[Input, ...]
     left_out: tuple[tuple[Path, str], ...] = ()
     missing: tuple[str, ...] = ()
+    doubled: tuple[str, ...] = ()
 
 
 class _Source(NamedTuple):
@@ -150,7 +153,22 @@ def find_inputs(sources: Sequence[str], include: Sequence[str] = ()) -> Found:
         if len(each.there) > 1  # not for a file that the user named
         for said in missing_numbers(*([file.name for file in some] for some in (files, each.there)))
     ]
-    return Found(inputs, tuple(left_out.items()), tuple(missing))
+    return Found(inputs, tuple(left_out.items()), tuple(missing), _doubled(inputs))
+
+
+def _doubled(inputs: Sequence[Input]) -> tuple[str, ...]:
+    """Return a sentence for the first inputs that are one file, and the first that differ in compression."""
+    said, by_file, by_name = dict[str, str](), dict[tuple[int, int], str](), dict[str, str]()
+    for each in inputs:
+        status = Path(each.path).stat()
+        plain = each.path
+        while plain.lower().endswith(COMPRESSED):
+            plain = plain.rpartition(".")[0]
+        if (other := by_file.setdefault((status.st_dev, status.st_ino), each.path)) != each.path:
+            said.setdefault("file", f"{other} and {each.path} are one file, which is read twice")
+        elif (other := by_name.setdefault(plain, each.path)) != each.path:
+            said.setdefault("name", f"{other} and {each.path} are both read: is one the other, compressed?")
+    return tuple(said.values())
 
 
 def _absolute(path: str | Path) -> str:
@@ -208,7 +226,7 @@ def _why_left_out(source: _Files, file: ShardFile, include: Sequence[str]) -> st
 
 
 def _is_hidden(name: Path) -> bool:
-    return any(part.startswith(".") for part in name.parts)
+    return any(part.startswith(".") or part == OF_MACOS for part in name.parts)
 
 
 def fetch_source(source: str, include: Sequence[str], say: Say) -> str:
@@ -251,7 +269,11 @@ def fetch_source(source: str, include: Sequence[str], say: Say) -> str:
 def _files(source: _Source, include: Sequence[str]) -> _Files:
     if not source.path:  # an empty path would be the current folder
         raise InvalidParameter.expected("source", "a file, a folder or a pattern", source.path)
-    path = Path(source.path)
+    with reading(source.path):  # a folder above it may not be for this user
+        return _found(source, Path(source.path), include)
+
+
+def _found(source: _Source, path: Path, include: Sequence[str]) -> _Files:
     if path.is_dir():
         there = [ShardFile(each.name, path / each.name) for each in in_order(walk(path))]
         chosen = [file for file in there if _is_chosen(Path(file.name), include)]
@@ -309,6 +331,8 @@ def _is_included(path: Path, include: Sequence[str]) -> bool:
 
 def _check_kind(path: Path, include: Sequence[str]) -> None:
     if not _is_included(path, include) and suffix_of(path) not in KINDS:
+        if ".tar" in map(str.lower, path.suffixes):
+            raise unreadable(path, "is of no kind that can be read", _UNPACK)
         as_text = f"known are {', '.join(KINDS)}; read it as text with --include '*{path.suffix}'"
         remedy = next(
             (each for suffixes, each in _NO_TEXT.items() if path.suffix.lower() in suffixes), as_text
@@ -328,10 +352,12 @@ def _input(path: Path, text_field: str | None) -> Input:
     if path.exists() and not path.is_file():  # a named pipe would be waited for without end
         raise unreadable(path, "expected a regular file, found another kind")
     found = Input.of(path)
-    if found.num_bytes < _LFS_BYTES:
-        with reading(str(path)), path.open("rb") as file:
-            if is_lfs_pointer(file.read(32)):
-                raise unreadable(path, *LFS_POINTER)
+    with reading(str(path)), path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if is_lfs_pointer(head):
+        raise unreadable(path, *LFS_POINTER)
+    if head and (wrong := misnamed(path.name, head)) is not None:
+        raise unreadable(path, *wrong)
     name = url_of(Path(found.path)) or found.name
     if text_field is None:
         return dataclasses.replace(found, name=name)

@@ -16,9 +16,9 @@ import numpy as np
 
 from corpus_server.corpus.formats.documents import documents_path
 from corpus_server.corpus.formats.layout import Ends, TokenDtype
-from corpus_server.corpus.formats.masks import MASK_DTYPE, mask_name
+from corpus_server.corpus.formats.masks import MASK_DTYPE, WEIGHT_DTYPE, mask_name
 from corpus_server.corpus.index import write_ends
-from corpus_server.corpus.progress import ByteCounter
+from corpus_server.corpus.progress import Meter
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus.shards import open_runs
 from corpus_server.tools.building.job import BuildOptions
@@ -28,7 +28,11 @@ _PIECE: Final = 1 << 20  # tokens, or documents, that are in memory at a time
 
 
 class SplitTokens:
-    """The token sequence of one split over all parts, read in pieces and never held as a whole."""
+    """The token sequence of one split over all parts, read in pieces and never held as a whole.
+
+    Attributes:
+        mask_dtype: of its loss masks: float16 if one of them holds a weight, else bool; None without masks.
+    """
 
     def __init__(self, options: BuildOptions, results: Sequence[PartResult], split: str, parts: Path) -> None:
         self._dtype = options.part_dtype
@@ -42,7 +46,9 @@ class SplitTokens:
         last = [int(some[-1]) for some in self.pieces(max(0, self.num_tokens - 1), self.num_tokens)]
         self.num_documents += last not in ([], [options.eot])
         self.num_targets = sum(part.num_targets for part in splits)
-        self.has_masks = options.has_masks
+        self.mask_dtype: np.dtype[Any] | None = None
+        if options.has_masks:
+            self.mask_dtype = WEIGHT_DTYPE if any(part.num_weighted for part in splits) else MASK_DTYPE
 
     def pieces(self, start: int, stop: int) -> Iterator[Tokens]:
         """Yield the tokens [start, stop), some at a time, in the type of the parts."""
@@ -50,7 +56,7 @@ class SplitTokens:
 
     def masks(self, start: int, stop: int) -> Iterator[Tokens]:
         """Yield the loss mask of the tokens [start, stop), some at a time."""
-        return self._pieces(start, stop, "mask", MASK_DTYPE)
+        return self._pieces(start, stop, "mask", WEIGHT_DTYPE)
 
     def _pieces(self, start: int, stop: int, kind: str, dtype: np.dtype[Any]) -> Iterator[Tokens]:
         for index in self._within(start, stop):
@@ -88,30 +94,31 @@ class SplitTokens:
 
 
 def write_shards(
-    documents: SplitTokens,
-    folder: Path,
-    *,
-    dtype: TokenDtype,
-    eot: int,
-    shard_tokens: int,
-    written: ByteCounter,
+    documents: SplitTokens, folder: Path, *, dtype: TokenDtype, eot: int, shard_tokens: int, written: Meter
 ) -> None:
     """Write the shards of a split, their loss masks and their document ends; what is there already stays."""
     start = 0
     for number, stop in enumerate(cuts(documents.ends(0, documents.num_tokens), shard_tokens)):
         path = folder / f"{number:06}.npy"
-        if not path.exists():
-            _write_array(path, dtype, stop - start, documents.pieces(start, stop))
+        if path.exists():
+            written.add((stop - start) * dtype.itemsize)
+        else:
+            _write_array(path, dtype, stop - start, _counted(documents.pieces(start, stop), dtype, written))
         mask = path.with_name(mask_name(path.name))
-        if documents.has_masks and not mask.exists():
-            _write_array(mask, MASK_DTYPE, stop - start, documents.masks(start, stop))
-        written.add((stop - start) * dtype.itemsize)
+        if documents.mask_dtype is not None and not mask.exists():
+            _write_array(mask, documents.mask_dtype, stop - start, documents.masks(start, stop))
         if not documents_path(path).exists():
             (shard,) = open_runs(path)
             with shard, publishing(documents_path(path)) as file:
                 base = np.uint64(start)
                 write_ends([shard], eot, (ends - base for ends in documents.ends(start, stop)), file)
         start = stop
+
+
+def _counted(pieces: Iterable[Tokens], dtype: TokenDtype, written: Meter) -> Iterator[Tokens]:
+    for piece in pieces:
+        yield piece
+        written.add(piece.size * dtype.itemsize)
 
 
 def _write_array(path: Path, dtype: np.dtype[Any], size: int, pieces: Iterable[Tokens]) -> None:

@@ -10,17 +10,17 @@ A manifest says nothing that differs between two builds of the same corpus: no t
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, cast
 
 import xxhash
 
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.fingerprints import RecordedHashes, load_sidecar
+from corpus_server.corpus.progress import Meter
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import MANIFEST, CorpusSpec
 from corpus_server.user_files import open_regular, parse_json, read_regular
@@ -78,6 +78,7 @@ class Manifest(Strict):
             corpus was made from ids and nobody named a tokenizer.
         packing: None. Corpora whose documents lie in padded rows were built by another release.
         num_targets: tokens that are targets of training, as the loss masks say; None without masks.
+        loss_mask_dtype: `uint8` if these hold 0 and 1, `float16` if one of them holds weights.
         fingerprint: `full-<64 hex>`.
     """
 
@@ -94,6 +95,7 @@ class Manifest(Strict):
     shards: tuple[ManifestShard, ...]
     origins: tuple[Origin, ...]
     num_targets: int | None = None
+    loss_mask_dtype: Literal["uint8", "float16"] | None = None
 
 
 def spec_of(folder: Path) -> CorpusSpec:
@@ -155,10 +157,18 @@ def check_hashes(folder: Path, manifest: Manifest) -> RecordedHashes:
     return hashes
 
 
-def file_digest(path: Path) -> str:
+_DIGEST_BYTES: Final = 1 << 18
+
+
+def file_digest(path: Path, meter: Meter | None = None) -> str:
     """Return `xxh3-128=<32 hex>` of a file's content, read in small pieces."""
+    digest = xxhash.xxh3_128()
     with open_regular(path) as file:
-        return f"xxh3-128={hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
+        while piece := file.read(_DIGEST_BYTES):
+            digest.update(piece)
+            if meter is not None:
+                meter.add(len(piece))
+    return f"xxh3-128={digest.hexdigest()}"
 
 
 def folders(path: Path) -> dict[str | None, Path]:

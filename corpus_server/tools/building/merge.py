@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from corpus_server.corpus.corpus import open_shards
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.fingerprints import (
     RecordedHashes,
@@ -25,9 +24,10 @@ from corpus_server.corpus.fingerprints import (
     save_sidecar,
 )
 from corpus_server.corpus.formats.documents import documents_path
-from corpus_server.corpus.formats.masks import mask_name
+from corpus_server.corpus.formats.masks import MASK_DTYPE, WEIGHT_DTYPE, mask_name, sent_as
 from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.metadata.files import FileDigest, files_in, known_digests, save_digests
+from corpus_server.corpus.opening import open_shards
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.selection import METADATA_FOLDER
 from corpus_server.corpus.shards import Shard, contents
@@ -133,14 +133,17 @@ def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
     )
     save_sidecar(spec_of(folder), hashes)
     masked = [each.manifest for each in corpora if each.manifest.num_targets is not None]
-    num_targets = None
+    num_targets, mask_dtype = None, None
     if masked:  # all tokens of a corpus without masks are targets
         targets = (each.manifest.num_targets for each in corpora)
         tokens = (each.manifest.num_tokens for each in corpora)
         num_targets = sum(total if its is None else its for its, total in zip(targets, tokens, strict=True))
+        has_weights = any(each.loss_mask_dtype == "float16" for each in masked)
+        mask_dtype = sent_as(WEIGHT_DTYPE if has_weights else MASK_DTYPE)
     manifest = replace(
         first,
         num_targets=num_targets,
+        loss_mask_dtype=mask_dtype,
         fingerprint=hashes.full,
         num_tokens=sum(each.manifest.num_tokens for each in corpora),
         num_documents=sum(each.manifest.num_documents for each in corpora),

@@ -4,7 +4,7 @@ A part leaves these files, each published when it is complete. The last one show
 
     000012.SPLIT.tokens    documents one after another, an end-of-text token behind each; `options.part_dtype`
     000012.SPLIT.lengths   tokens of each document, with its end-of-text token; <u8
-    000012.SPLIT.mask      if there are loss masks: a byte of 0 or 1 for each token
+    000012.SPLIT.mask      if there are loss masks: a number for each token; <f2
     000012.SPLIT.kept      fields of each document, if some are kept, see kept.py
     000012.json            counts
 """
@@ -27,6 +27,7 @@ import numpy as np
 import orjson
 import xxhash
 
+from corpus_server.corpus.formats.masks import WEIGHT_DTYPE
 from corpus_server.corpus.metadata.pieces import append
 from corpus_server.corpus.metadata.write import record_batch
 from corpus_server.corpus.publish import publishing
@@ -46,8 +47,9 @@ _NO_TOKEN: Final = "the tokenizer makes no token of it"
 
 LENGTH_DTYPE: Final[np.dtype[np.uint64]] = np.dtype("<u8")
 
-# characters or ids encoded in one call: enough to make the call's cost small, little enough memory
-_BATCH_SIZE: Final = 1 << 20
+# characters or ids encoded in one call: enough to make the call's cost small, little enough to take less than
+# a second, for those who watch
+_BATCH_SIZE: Final = 1 << 18
 
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
 _NOTHING: Final[Tokens] = np.empty(0, np.uint32)
@@ -61,6 +63,8 @@ class PartSplit(Strict):
     num_tokens: int
     largest_id: int
     num_targets: int  # tokens that are targets of training; all, without loss masks
+    num_weighted: int  # tokens whose loss mask is neither 0 nor 1
+    num_rounded: int  # ... and is not quite what the input says
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +90,15 @@ def part_path(folder: Path, number: int, name: str) -> Path:
     return folder / f"{number:06}.{name}"
 
 
-def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
+def build_part(
+    options: BuildOptions, part: Part, folder: Path, note: Callable[[int], None] | None = None
+) -> PartResult:
     """Write the tokens and document lengths of `part` into `folder`; return what they came to.
 
     The bytes depend on the options and the input alone. A part that is whole already is left as it is.
+
+    Args:
+        note: is told how many characters or ids were encoded, about once a second.
     """
     if (done := find_result(part, folder)) is not None:
         return done
@@ -122,6 +131,8 @@ def build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
                     left_out[_NO_TEXT if len(document.content) == 0 else _NO_TOKEN] += 1
             for writer in writers:
                 writer.flush()
+            if note is not None:
+                note(sum(map(_size, batch)))
     splits = {writer.name: writer.result() for writer in writers}
     result = PartResult(
         number=part.number,
@@ -214,13 +225,14 @@ def _render_chat(document: Document, options: BuildOptions) -> Document:
         return document._replace(content=_NOTHING)
     assert options.chat is not None
     tokenizer = _tokenizer(str(options.tokenizer))
-    for number, message in enumerate(document.content):
+    said = {f"message {number}": message for number, message in enumerate(document.content)}
+    for place, message in {**said, "tools": document.tools}.items():
         if (name := tokenizer.find_special(json.dumps(message, ensure_ascii=False))) is not None:
-            what = f"message {number} holds {name!r}, the name of a special token"
+            what = f"{place} holds {name!r}, the name of a special token"
             remedy = "change the text, or leave such documents out with --on-error skip"
             return document.failed(document.unreadable(what, remedy))
     try:
-        text, targets = render(options.chat, document.content)
+        text, targets = render(options.chat, document.content, document.tools)
         if len(text) > TEXT_CHARS:
             raise ValueError(f"is longer than {TEXT_CHARS:,} characters")
         marked = tokenizer.encode_marked_up(text)
@@ -304,7 +316,7 @@ class _Writer:
         if options.has_masks:
             self._mask_file = files.enter_context(publishing(part_path(folder, number, f"{name}.mask")))
         self._masks: list[Tokens] = []
-        self._num_targets = 0
+        self._num_targets = self._num_weighted = self._num_rounded = 0
         self._keep = options.keep
         self._kept_file: BinaryIO | None = None
         if options.keep:
@@ -324,7 +336,9 @@ class _Writer:
         if not document.is_last or not self._length:
             return not document.is_last
         if self._mask_file is not None:
-            mask = np.ones(len(ids), np.uint8) if document.mask is None else document.mask
+            given = np.ones(len(ids), WEIGHT_DTYPE) if document.mask is None else document.mask
+            mask = given.astype(WEIGHT_DTYPE)
+            self._num_rounded += int(np.count_nonzero(mask != given))
             self._masks.append(mask)
         if self._is_packed:  # `flush` finds where documents end
             return len(ids) > 0
@@ -365,7 +379,8 @@ class _Writer:
         if self._mask_file is not None:
             masks = np.concatenate(self._masks)
             self._mask_file.write(masks.data)
-            self._num_targets += int(masks.sum())
+            self._num_targets += int(np.count_nonzero(masks))
+            self._num_weighted += int(np.count_nonzero((masks != 0) & (masks != 1)))
             self._masks = []
         if self._kept_file is not None:
             append(self._kept_file, record_batch(self._keep, self._kept))
@@ -388,4 +403,6 @@ class _Writer:
             num_tokens=self._num_tokens,
             largest_id=self._largest_id,
             num_targets=self._num_tokens if self._mask_file is None else self._num_targets,
+            num_weighted=self._num_weighted,
+            num_rounded=self._num_rounded,
         )

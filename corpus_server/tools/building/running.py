@@ -5,22 +5,15 @@ Each function is a `RunParts`. An error of a part ends all of it.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
 from itertools import islice
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from corpus_server.errors import InvalidParameter, ReadFailed
+from corpus_server.errors import InvalidParameter
 from corpus_server.extras import optional_package
-from corpus_server.tools.building.job import Job, Part
+from corpus_server.tools import processes
+from corpus_server.tools.building.job import BuildOptions, Job, Part
 from corpus_server.tools.building.part import PartResult, build_part
 
 # Enough to keep some hundred cores busy; Ray takes milliseconds to look through ten thousand pending tasks.
@@ -29,54 +22,38 @@ _IN_FLIGHT: Final = 1000
 
 def in_processes(
     job: Job, parts: Sequence[Part], folder: Path, *, num_processes: int
-) -> Iterator[PartResult]:
-    """Yield the results as parts end in up to `num_processes` processes.
+) -> Iterator[PartResult | int]:
+    """Yield the results as parts end in up to `num_processes` processes, and what was read meanwhile.
 
-    When this process ends, for whatever reason, they end at once; one that is killed ends the build.
+    Of parts that have not ended only complete files count.
     """
-    if not parts:
-        return
-    # Not fork: a tokenizer's threads would not be in the child, but the locks that they hold would.
-    context = multiprocessing.get_context("spawn")
-    theirs, ours = context.Pipe(duplex=False)
-    num_processes = min(num_processes, len(parts))
-    executor = ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=(theirs,))
-    try:
-        with _interrupts_blocked():
-            futures = [executor.submit(build_part, job.options, part, folder) for part in parts]
-        for future in as_completed(futures):
-            yield future.result()
-    except (BrokenProcessPool, ConnectionError) as error:  # the second: while it started
-        remedy = "if it was killed for want of memory, use fewer --processes; the same command continues"
-        raise ReadFailed("a process of the build ended while it built a part", remedy=remedy) from error
-    finally:
-        ours.close()  # workers end in the middle of their parts, of which only complete files count
-        executor.shutdown(cancel_futures=True)
-        theirs.close()
+    calls = [(job.options, part, folder) for part in parts]
+    for each in processes.counted_in_processes(
+        _build_part, calls, num_processes=num_processes, what="the build"
+    ):
+        yield each.value if isinstance(each, processes.Count) else each
 
 
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Have the processes that are started in here never see Ctrl-C: the parent does, and ends them.
-
-    A mask is inherited. To ignore the signal in the worker would be too late: it imports for a second first.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+_bytes_each = [1.0]
+"""Of this process: how many bytes of input a character or an id took in its last part."""
 
 
-def _begin(parent: Connection) -> None:
-    """Prepare a worker: it ends when the parent closes its end of the pipe, or ends itself."""
-    threading.Thread(target=_end_with, args=(parent,), name="end-with-parent", daemon=True).start()
+def _build_part(options: BuildOptions, part: Part, folder: Path) -> PartResult:
+    """Build a part, and count its bytes: about, while it is under way, and exactly when it has ended."""
+    size = counted = 0
 
+    def note(more: int) -> None:
+        nonlocal size, counted
+        size += more
+        now = min(int(size * _bytes_each[0]), part.num_bytes)
+        processes.count(now - counted)
+        counted = now
 
-def _end_with(parent: Connection) -> None:
-    with suppress(EOFError, OSError):
-        parent.recv()
-    os._exit(1)
+    result = build_part(options, part, folder, note)
+    processes.count(part.num_bytes - counted)
+    if size:
+        _bytes_each[0] = part.num_bytes / size
+    return result
 
 
 def on_ray(job: Job, parts: Sequence[Part], folder: Path) -> Iterator[PartResult]:

@@ -109,7 +109,9 @@ def _kind(path: str, options: BuildOptions | None = None) -> Kind:
         and options.has_masks
         and not (kind.has_fields or (kind.has_masks and options.chat is None))
     ):
-        remedy = "JSON lines, Parquet, Arrow files and, for masks, MDS shards have fields"
+        remedy = (
+            "JSON lines, Parquet, Arrow files and, for masks, MDS shards and chunks of litData have fields"
+        )
         name = options.mask[0] if options.chat is None else options.chat.field
         raise unreadable(Path(path), f"has no field {name!r}", remedy)
     return kind

@@ -17,6 +17,7 @@ from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.metadata.files import files_in, own_folder, record_digests
 from corpus_server.corpus.metadata.pieces import append, tables
 from corpus_server.corpus.metadata.write import regrouped, write_files
+from corpus_server.corpus.progress import Meter, Progress
 from corpus_server.corpus.publish import publishing_folder, scratch_folder
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnreadableCorpus
@@ -40,9 +41,16 @@ class Attached:
 
 
 def attach(
-    spec: CorpusSpec, source: str, *, key: str | None = None, keep: Collection[str] | None = None
+    spec: CorpusSpec,
+    source: str,
+    *,
+    key: str | None = None,
+    keep: Collection[str] | None = None,
+    progress: Progress | None = None,
 ) -> Attached:
     """Add the columns of a table to the metadata of a corpus; a column of the same name is replaced.
+
+    Progress is in documents.
 
     Args:
         source: files of the table: a path, a folder or a pattern.
@@ -65,7 +73,8 @@ def attach(
         try:
             scratch = opened.enter_context(scratch_folder(target.absolute().parent, SCRATCH))
             with (scratch / "pieces").open("wb") as file:
-                added = _read(corpus, paths, keep, file, checks_places=key is None)
+                meter = Meter("reading", corpus.num_documents, progress)
+                added = _read(corpus, paths, keep, file, meter, checks_places=key is None)
             if key is not None and key not in added:
                 raise InvalidParameter.expected("key", f"a column of the table: {_listed(added)}", key)
             found: Iterable[Any] = tables([scratch / "pieces"])
@@ -74,7 +83,8 @@ def attach(
                 files = sorted((scratch / "table").iterdir())
                 found = opened.enter_context(Metadata(corpus, scratch, files)).in_order(key)
             with publishing_folder(target, replace=True) as folder:
-                write_files(folder, _merged(_present(corpus, target), found, added))
+                merged = _merged(_present(corpus, target), found, added)
+                write_files(folder, _counted(merged, Meter("writing", corpus.num_documents, progress)))
                 digest = record_digests(folder)
         except OSError as error:
             what = f"the metadata cannot be written: {reason_of(error)}"
@@ -91,8 +101,20 @@ def attach(
         )
 
 
+def _counted(found: Iterable[Any], meter: Meter) -> Iterator[Any]:
+    for each in found:
+        yield each
+        meter.add(each.num_rows)
+
+
 def _read(
-    corpus: Corpus, paths: Sequence[Path], keep: Collection[str] | None, file: Any, *, checks_places: bool
+    corpus: Corpus,
+    paths: Sequence[Path],
+    keep: Collection[str] | None,
+    file: Any,
+    meter: Meter,
+    *,
+    checks_places: bool,
 ) -> list[str]:
     """Write the rows of all tables to `file`; return their columns.
 
@@ -113,6 +135,7 @@ def _read(
             append(file, batch)
             added |= dict.fromkeys(batch.schema.names)
             num_rows += batch.num_rows
+            meter.add(batch.num_rows)
     if num_rows != total:
         raise _wrong_rows(f"{num_rows:,}", total)
     if missing := [name for name in keep or () if name not in added]:

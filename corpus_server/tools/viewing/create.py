@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.metadata.files import metadata_digest
-from corpus_server.corpus.views.file import MAX_MULTIPLICITY, Int64Array, Multiplicities, ViewHeader
+from corpus_server.corpus.progress import Meter, Progress
+from corpus_server.corpus.views.file import MAX_MULTIPLICITY, Multiplicities, ViewHeader
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
+from corpus_server.pieces import Int64Array
 from corpus_server.tools.viewing.make import make_view
-from corpus_server.tools.viewing.metadata import Metadata
+from corpus_server.tools.viewing.metadata import Metadata, asks_length
 from corpus_server.user_files import read_regular, reason_of
 
 _FRACTION_BITS: Final = 53
@@ -42,14 +44,20 @@ class Selection:
         """Whether it says anything about columns."""
         return any(each is not None for each in (self.where, self.repeat, self.dedup, self.key))
 
+    @property
+    def asks_only_lengths(self) -> bool:
+        """Whether its expressions name the length of documents, and it names no column as a key."""
+        texts = [text for text in (self.where, self.repeat) if text is not None]
+        return self.dedup is None and self.key is None and all(map(asks_length, texts))
+
     def described(self) -> dict[str, Any]:
         """Return what was given, for the view's header."""
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
-def create(spec: CorpusSpec, selection: Selection, out: Path) -> ViewHeader:
-    """Write a view of a corpus.
+def create(spec: CorpusSpec, selection: Selection, out: Path, progress: Progress | None = None) -> ViewHeader:
+    """Write a view of a corpus; progress is in documents.
 
     Raises:
         InvalidParameter: an expression or a list is not what it should be.
@@ -66,22 +74,25 @@ def create(spec: CorpusSpec, selection: Selection, out: Path) -> ViewHeader:
         digest = None
         if selection.asks_metadata:
             # Closed before the index is made, which takes memory, too.
-            with _metadata(corpus, out) as metadata:
-                counts = _count(selection, corpus.num_documents, metadata)
-                digest = metadata_digest(metadata.files)
+            with _metadata(corpus, out, only_lengths=selection.asks_only_lengths) as metadata:
+                counts = _count(selection, corpus.num_documents, metadata, progress)
+                digest = metadata_digest(metadata.files) if metadata.files else None
         else:
-            counts = _count(selection, corpus.num_documents, None)
-        return make_view(corpus, counts, out, made=selection.described(), metadata=digest)
+            counts = _count(selection, corpus.num_documents, None, progress)
+        made = selection.described()
+        return make_view(corpus, counts, out, made=made, metadata=digest, progress=progress)
 
 
-def _metadata(corpus: Corpus, out: Path) -> Metadata:
+def _metadata(corpus: Corpus, out: Path, *, only_lengths: bool) -> Metadata:
     try:
-        return Metadata(corpus, out.absolute().parent)
+        return Metadata(corpus, out.absolute().parent, only_lengths=only_lengths)
     except OSError as error:
         raise unreadable(out, f"cannot be written: {error.strerror}", "name another place") from error
 
 
-def _count(selection: Selection, num_documents: int, metadata: Metadata | None) -> Multiplicities:
+def _count(
+    selection: Selection, num_documents: int, metadata: Metadata | None, progress: Progress | None
+) -> Multiplicities:
     counts = np.ones(num_documents, dtype=np.uint16)
     if selection.documents is not None:
         counts[:] = 0
@@ -91,20 +102,23 @@ def _count(selection: Selection, num_documents: int, metadata: Metadata | None) 
     if metadata is None:
         return counts
     if selection.where is not None:
-        first = 0
+        first, meter = 0, Meter("choosing", num_documents, progress)
         for chosen in metadata.condition("where", selection.where):
             counts[first : first + chosen.size] *= chosen
             first += chosen.size
+            meter.add(chosen.size)
     if selection.repeat is not None:
-        first = 0
+        first, meter = 0, Meter("repeating", num_documents, progress)
         for numbers in metadata.numbers("repeat", selection.repeat):
             its = counts[first : first + numbers.size]
             its *= _repeated(numbers, its > 0, first, selection.seed)
             first += numbers.size
+            meter.add(numbers.size)
     if selection.dedup is not None:
-        kept = np.zeros(num_documents, dtype=bool)
+        kept, meter = np.zeros(num_documents, dtype=bool), Meter("comparing", num_documents, progress)
         for firsts in metadata.firsts(selection.dedup, counts):
             kept[firsts] = True
+            meter.add(firsts.size)
         counts *= kept
     return counts
 
@@ -142,15 +156,22 @@ def _listed(
     what: str, path: Path, key: str | None, num_documents: int, metadata: Metadata | None
 ) -> Int64Array:
     """Return the documents that the lines of a file name."""
-    try:
-        lines = [line.strip() for line in read_regular(path).decode().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason_of(error) if isinstance(error, OSError) else "is not UTF-8 text"
-        raise InvalidParameter(f"--{what}: {path}: {why}", parameter=what) from error
-    lines = [line for line in lines if line]
-    if key is not None:
-        assert metadata is not None  # a key asks it
-        return metadata.keyed(what, key, lines)
+    if key is None:
+        return read_list(what, path, num_documents)
+    assert metadata is not None  # a key asks it
+    return metadata.keyed(what, key, _lines(what, path))
+
+
+def read_list(what: str, path: Path, num_documents: int) -> Int64Array:
+    """Return the documents whose numbers stand in a file, one a line.
+
+    Args:
+        what: the option that names the file, in errors.
+
+    Raises:
+        InvalidParameter: a line is no document.
+    """
+    lines = _lines(what, path)
     for number, line in enumerate(lines):
         if not re.fullmatch("[0-9]{1,18}", line) or int(line) >= num_documents:
             raise InvalidParameter(
@@ -159,3 +180,12 @@ def _listed(
                 parameter=what,
             )
     return np.array(lines, dtype=np.int64)
+
+
+def _lines(what: str, path: Path) -> list[str]:
+    try:
+        lines = [line.strip() for line in read_regular(path).decode().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason_of(error) if isinstance(error, OSError) else "is not UTF-8 text"
+        raise InvalidParameter(f"--{what}: {path}: {why}", parameter=what) from error
+    return [line for line in lines if line]

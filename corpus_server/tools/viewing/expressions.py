@@ -33,12 +33,15 @@ _ALLOWED: Final = {
 _SESSION: Final = {
     *("current_setting", "getvariable", "getenv", "current_database", "current_schema", "current_schemas"),
     *("current_query", "current_user", "session_user", "user", "version", "txid_current", "in_search_path"),
+    "age",  # of one time: until today
 }
 """Functions of the connection, which DuckDB 1 says are consistent."""
 _PURE: Final = """
-    SELECT bool_and(function_type = 'scalar' AND stability = 'CONSISTENT' AND NOT has_side_effects)
+    SELECT bool_and(function_type = 'scalar' AND NOT has_side_effects AND (stability = 'CONSISTENT'
+        OR list_has_any(parameter_types, ['TIMESTAMP WITH TIME ZONE', 'TIMESTAMPTZ_NS'])))
     FROM duckdb_functions() WHERE lower(function_name) = lower(?)
 """
+"""Those of times with a zone, such as `+` and `year`, also depend on the connection's zone, which is UTC."""
 
 
 def check_expression(connection: Any, what: str, text: str) -> str:
@@ -58,7 +61,9 @@ def check_expression(connection: Any, what: str, text: str) -> str:
     if most > _MAX_DEPTH:
         raise _refused(what, f"at most {_MAX_DEPTH} brackets in each other, got {most}")
     item = f"(\n{text}\n)"
-    (response,) = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [f"SELECT {item}"]).fetchone()
+    ((response,),) = connection.execute(
+        "SELECT json_serialize_sql(?::VARCHAR)", [f"SELECT {item}"]
+    ).fetchall()
     try:
         parsed = json.loads(response)
     except RecursionError as error:
@@ -112,7 +117,7 @@ def _expression(what: str, parsed: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _check_function(connection: Any, what: str, node: dict[str, Any]) -> None:
     name = node["function_name"]
-    (is_pure,) = connection.execute(_PURE, [name]).fetchone()
+    ((is_pure,),) = connection.execute(_PURE, [name]).fetchall()
     has_more = node.get("filter") or node.get("distinct") or (node.get("order_bys") or {}).get("orders")
     if (
         is_pure is not True

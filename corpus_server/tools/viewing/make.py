@@ -11,6 +11,7 @@ import xxhash
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import unreadable
+from corpus_server.corpus.progress import Meter, Progress
 from corpus_server.corpus.views.file import GROUP, Groups, Multiplicities, ViewHeader, write_view
 from corpus_server.corpus.views.view import document_chunks
 from corpus_server.errors import InvalidParameter
@@ -23,6 +24,7 @@ def make_view(
     *,
     made: Mapping[str, Any],
     metadata: str | None = None,
+    progress: Progress | None = None,
 ) -> ViewHeader:
     """Write a view, completely or not at all.
 
@@ -36,7 +38,7 @@ def make_view(
         UnreadableCorpus: the file cannot be written.
         CorpusChanged: the corpus was written to meanwhile.
     """
-    groups, digest = _index(corpus, counts)
+    groups, digest = _index(corpus, counts, Meter("indexing", counts.size, progress))
     if not groups.token[-1]:
         raise InvalidParameter("the view would hold no token: no document was chosen", parameter="where")
     header = {"fingerprints": corpus.fingerprints, "documents": digest, "made": made, "metadata": metadata}
@@ -49,7 +51,7 @@ def make_view(
         raise unreadable(out, what, "make room, or name another place with --out") from error
 
 
-def _index(corpus: Corpus, counts: Multiplicities) -> tuple[Groups, str]:
+def _index(corpus: Corpus, counts: Multiplicities, meter: Meter) -> tuple[Groups, str]:
     """Return the index of a view, and the digest of the documents' ends, as `documents_digest` makes it."""
     digest = xxhash.xxh3_128()
     first, tokens, chosen = [np.empty(0, np.int64)], [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
@@ -62,5 +64,6 @@ def _index(corpus: Corpus, counts: Multiplicities) -> tuple[Groups, str]:
         first.append(number + begins[kept])
         chosen.append(per_group[kept])
         tokens.append(np.add.reduceat(its * np.diff(edges), begins)[kept])
+        meter.add(its.size)
     sums = (np.concatenate(each).cumsum() for each in (tokens, chosen))
     return Groups(np.concatenate(first), *sums), f"xxh3-{digest.hexdigest()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from corpus_server.corpus.files import Closing, unreadable
 from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.publish import scratch_folder
 from corpus_server.corpus.selection import METADATA_FOLDER
+from corpus_server.corpus.views.view import document_chunks
 from corpus_server.errors import InvalidParameter
 from corpus_server.extras import optional_package
 from corpus_server.tools.viewing.expressions import check_expression
@@ -26,6 +28,10 @@ MAX_SECONDS: Final = 3600.0
 """Of one query."""
 SCRATCH: Final = ".corpus-server-"
 """With what names of folders begin that hold what does not fit into memory."""
+
+LENGTH: Final = "num_tokens"
+"""What an expression calls the tokens of a document, which the document index knows. A column of the metadata
+that is called the same comes first."""
 
 _ROWS: Final = 1 << 20  # of a batch
 _NUMBERS: Final = (
@@ -41,27 +47,34 @@ class Metadata(Closing):
         corpus: it has a document index.
         scratch: folder for what does not fit into memory.
         beside: files of another table, which `in_order` asks.
+        only_lengths: whether a corpus without metadata will do, because nothing else is asked.
 
     Raises:
         UnreadableCorpus: there is none, it cannot be read, or it has other rows than documents.
         MissingPackage: DuckDB is not installed.
     """
 
-    def __init__(self, corpus: Corpus, scratch: Path, beside: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, corpus: Corpus, scratch: Path, beside: Sequence[Path] = (), *, only_lengths: bool = False
+    ) -> None:
         self._duckdb = optional_package("duckdb", extra="views", purpose="a question about metadata")
         self._arrow = optional_package("pyarrow", extra="views", purpose="a question about metadata")
+        self._corpus = corpus
         table = corpus.metadata()
-        if table is None:
+        if table is None and not only_lengths:
             what = f"has no metadata ({METADATA_FOLDER}/*.parquet beside its shards)"
             raise InvalidParameter(
                 f"corpus {corpus.name!r} {what}",
                 remedy="attach some: corpus-server index CORPUS --metadata TABLE",
             )
-        self.files = table.paths
-        _check_names(table)
+        self.files: Sequence[Path] = () if table is None else table.paths
+        columns = () if table is None else tuple(table.columns)
+        if table is not None:
+            _check_names(table)
+        self._has_length = LENGTH in map(str.lower, columns)
         # DuckDB would take a column of this name for the number of the document.
         number = "#document"
-        while number in map(str.lower, table.columns):
+        while number in map(str.lower, columns):
             number += "#"
         self._number = f'"{number}"'
         with ExitStack() as opened:
@@ -70,43 +83,45 @@ class Metadata(Closing):
             self._open(table, beside, folder)
             self._opened = opened.pop_all()
 
-    def _open(self, table: DocumentTable, beside: Sequence[Path], scratch: Path) -> None:
-        names = ", ".join(_quoted(str(each)) for each in (*table.paths, *beside))
+    def _open(self, table: DocumentTable | None, beside: Sequence[Path], scratch: Path) -> None:
+        names = ", ".join(_quoted(str(each)) for each in (*self.files, *beside))
         run = self._connection.execute
         run(f"SET temp_directory = {_quoted(str(scratch))}")
         run(f"SET memory_limit = '{MEMORY}'")
         run("SET preserve_insertion_order = true")
+        run("SET TimeZone = 'UTC'")
         run("SET python_enable_replacements = false")
         run("SET autoinstall_known_extensions = false")
         run("SET autoload_known_extensions = false")
         try:
             run(f"SET allowed_paths = [{names}]")
             run("SET enable_external_access = false")
-            parts = (
+            parts: Sequence[str] = [
                 f"SELECT *, {first} + file_row_number AS {self._number} "
                 f"FROM {_parquet([path], 'file_row_number = true')}"
-                for path, first in zip(table.paths, table.starts, strict=False)
-            )
+                for path, first in ([] if table is None else zip(table.paths, table.starts, strict=False))
+            ] or [f"SELECT range AS {self._number} FROM range({self._corpus.num_documents})"]
             # By name: files that were written at different times may have their columns in another order.
             run(f"CREATE VIEW documents AS {' UNION ALL BY NAME '.join(parts)}")
             if beside:
                 run(f"CREATE VIEW beside AS SELECT * FROM {_parquet(beside)}")
         except self._duckdb.Error as error:
             what = f"its metadata cannot be read: {_first_line(error)}"
-            raise unreadable(self.files[0].parent, what, "write it again") from error
+            path = self.files[0].parent if self.files else scratch
+            raise unreadable(path, what, "write it again") from error
         run("SET lock_configuration = true")
 
     def condition(self, what: str, text: str) -> Iterator[NDArray[np.bool_]]:
         """Yield in order for which documents an expression is true; null counts as false."""
-        item = self._item(what, text, ("BOOLEAN",), "a condition (BOOLEAN)")
-        query = f"SELECT coalesce(({item}), false) AS value FROM documents"
+        item, table = self._item(what, text, ("BOOLEAN",), "a condition (BOOLEAN)")
+        query = f"SELECT coalesce(({item}), false) AS value FROM {table}"
         for batch in self._batches(what, query):
             yield batch.column(0).to_numpy(zero_copy_only=False).astype(bool)
 
     def numbers(self, what: str, text: str) -> Iterator[NDArray[np.float64]]:
         """Yield in order the number that an expression gives of each document; NaN for null."""
-        item = self._item(what, text, _NUMBERS, "a number")
-        query = f"SELECT coalesce(CAST(({item}) AS DOUBLE), 'nan'::DOUBLE) AS value FROM documents"
+        item, table = self._item(what, text, _NUMBERS, "a number")
+        query = f"SELECT coalesce(CAST(({item}) AS DOUBLE), 'nan'::DOUBLE) AS value FROM {table}"
         for batch in self._batches(what, query):
             yield batch.column(0).to_numpy(zero_copy_only=False)
 
@@ -154,10 +169,7 @@ class Metadata(Closing):
             InvalidParameter: a value is missing, or is in a table twice, or in one of them alone.
         """
         own, its = self._column("key", key), f'beside."{_doubled(key)}"'
-        for table, name, what in (
-            ("documents", own, "the documents'"),
-            ("beside", its, "the table's"),
-        ):
+        for table, name, what in (("documents", own, "the documents'"), ("beside", its, "the table's")):
             for (missing,) in self._rows(f"SELECT count(*) FROM {table} WHERE {name} IS NULL"):
                 if missing:
                     raise _wrong("key", f"{what} column {key!r} is null in {missing:,} rows", "a key in each")
@@ -177,12 +189,22 @@ class Metadata(Closing):
         ordered = self._batches("key", f"SELECT beside.* FROM {joined} ORDER BY documents.{self._number}")
         return (self._arrow.table(each) for each in ordered)
 
-    def _item(self, what: str, text: str, kinds: tuple[str, ...], accepted: str) -> str:
-        item = check_expression(self._connection, what, text)
-        ((_, kind, *_),) = self._rows(f"DESCRIBE SELECT {item} AS value FROM documents", what)
+    def _item(self, what: str, text: str, kinds: tuple[str, ...], accepted: str) -> tuple[str, str]:
+        """Return an expression that may be evaluated, and over what: with lengths only if it names them."""
+        item, table = check_expression(self._connection, what, text), "documents"
+        if asks_length(text) and not self._has_length:
+            edges = (edges for _, edges in document_chunks(self._corpus))
+            lengths = self._arrow.chunked_array(
+                [self._arrow.array(np.diff(each).astype(np.uint32)) for each in edges], type="uint32"
+            )
+            self._connection.register("stored", self._arrow.table({LENGTH: lengths}))
+            # Signed, because DuckDB refuses differences of unsigned numbers that are below 0.
+            own = f"(SELECT {LENGTH}::BIGINT AS {LENGTH} FROM stored) AS lengths"
+            table = f"documents POSITIONAL JOIN {own}"
+        ((_, kind, *_),) = self._rows(f"DESCRIBE SELECT {item} AS value FROM {table}", what)
         if not kind.startswith(kinds):
             raise _wrong(what, f"is of type {kind}", accepted)
-        return item
+        return item, table
 
     def _column(self, what: str, name: str) -> str:
         columns = [column for column, *_ in self._rows("DESCRIBE documents")]
@@ -219,6 +241,11 @@ class Metadata(Closing):
     def close(self) -> None:
         """Close the connection and remove what it wrote."""
         self._opened.close()
+
+
+def asks_length(text: str) -> bool:
+    """Return whether an expression may name the length of documents."""
+    return re.search(rf"\b{LENGTH}\b", text, re.IGNORECASE) is not None
 
 
 def _check_names(table: DocumentTable) -> None:

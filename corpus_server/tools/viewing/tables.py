@@ -15,6 +15,7 @@ import codecs
 import csv
 import glob
 import io
+import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from corpus_server.corpus.metadata.write import MAX_COLUMNS, column
 from corpus_server.corpus.selection import natural_key
 from corpus_server.errors import InvalidParameter
 from corpus_server.extras import optional_package
+from corpus_server.user_files import BeyondLimit, GivenTwice, parse_json
 
 PLACES: Final = ("#start", "#end")
 """Columns of OLMo's tables, which have no names, that say which tokens of its file a document is."""
@@ -148,17 +150,43 @@ def _read_lines(path: Path, keep: Collection[str] | None) -> Iterator[Any]:
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    line = line.removeprefix(codecs.BOM_UTF8)
     try:
-        record = orjson.loads(line.removeprefix(codecs.BOM_UTF8))
+        record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        what = f"line {number}: is not JSON: {error}"
-        raise unreadable(path, what, "was the copy interrupted?") from error
+        record = _lenient(path, number, line, error)
+    else:
+        if isinstance(record, dict) and line.count(b":") > len(record):  # else each name stands once
+            _refuse_twice(path, number, line)
     if not isinstance(record, dict):
         raise unreadable(path, f"line {number}: expected an object, got {line[:40]!r}")
     nested = record.get(_NESTED)
     if isinstance(nested, dict):
         del record[_NESTED]
         record |= {name: value for name, value in nested.items() if name not in record}
+    return record
+
+
+def _refuse_twice(path: Path, number: int, line: bytes) -> None:
+    """Refuse a record that gives a name twice, of which orjson takes the last value."""
+    try:
+        parse_json(line)
+    except GivenTwice as error:
+        raise unreadable(path, f"line {number}: {error}", "give it once") from error
+    except ValueError:  # beyond a limit of Python's parser, and not of orjson
+        pass
+
+
+def _lenient(path: Path, number: int, line: bytes, strict: orjson.JSONDecodeError) -> Any:
+    """Return a record that is JSON as Python writes it, with NaN and numbers of any size."""
+    try:
+        record = parse_json(line)
+        json.dumps(record, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
+    except BeyondLimit as error:
+        raise unreadable(path, f"line {number}: {error}", "write it in another way") from error
+    except ValueError as error:
+        what = f"line {number}: is not JSON: {strict}"
+        raise unreadable(path, what, "was the copy interrupted?") from error
     return record
 
 

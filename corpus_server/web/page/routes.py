@@ -18,9 +18,8 @@ from starlette.staticfiles import StaticFiles
 
 from corpus_server import __version__
 from corpus_server.live import TOOLS
-from corpus_server.plan import ORDERS
+from corpus_server.plan import ORDERS, ROWS
 from corpus_server.plan.declared import declared_fields
-from corpus_server.plan.layouts import LAYOUTS
 
 View = Callable[[Request], Awaitable[AsgiResponse]]
 
@@ -35,6 +34,8 @@ VIEWS: Final = {
     "/page/lookup": ("lookup", "Look-up"),
     "/page/recordings": ("recordings", "Losses"),
     "/page/recordings/{name}": ("recording", "Losses"),
+    "/page/reports": ("reports", "Contamination"),
+    "/page/reports/{name}": ("report", "Contamination"),
     "/page/live": ("live", "Live"),
 }
 """Address -> name of the template and of the script, title."""
@@ -60,7 +61,7 @@ def views() -> dict[str, View]:
         loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     templates.globals["orders"] = [each for each in ORDERS if not declared_fields(each)]
-    templates.globals["layouts"] = LAYOUTS.kinds
+    templates.globals["rows"] = list(ROWS)
     templates.globals["tools"] = sorted(TOOLS)
     files = _Files(directory=_HERE / "static")
 

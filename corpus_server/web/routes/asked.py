@@ -13,10 +13,17 @@ from starlette.responses import Response as AsgiResponse
 from corpus_server.responses import questions  # noqa: F401 - registers what can be asked
 from corpus_server.responses.question import QUESTIONS, Question
 from corpus_server.responses.response import MEDIA_TYPES, Response
+from corpus_server.web.responses import made
 from corpus_server.web.routes.route import ROUTES, Call, Handler, Route
 from corpus_server.work import Budget
 
-_TAGS = {"corpora": "corpora", "plans": "plans", "lookup": "plans", "recordings": "recordings"}
+_TAGS = {
+    "corpora": "corpora",
+    "plans": "plans",
+    "lookup": "plans",
+    "recordings": "recordings",
+    "reports": "reports",
+}
 _ARRAY = {"type": "string", "contentMediaType": "application/octet-stream"}
 
 
@@ -25,7 +32,7 @@ def _handler(question: Question) -> Handler:
         def work(budget: Budget) -> Response:
             return question.make(service=call.service, request=call.head, budget=budget, **given)
 
-        return call.made(question, work)
+        return made(call.service, call.request, call.head, question, work)
 
     handler.__name__ = question.make.__name__
     return handler

@@ -17,6 +17,7 @@ from corpus_server.described import described_keys
 from corpus_server.errors import RequestTimeout
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Link
+from corpus_server.plan.draft import Draft
 from corpus_server.plan_store.links import newest_link
 from corpus_server.responses.forms import PlanDescription, plan_description
 from corpus_server.responses.question import PlanId, QueryParameters, integer
@@ -28,7 +29,7 @@ from corpus_server.work import Budget
 MAX_LIST_BYTES = 8 * 2**20
 """Bytes of plan documents in one list."""
 
-_DOCUMENT = {"anyOf": [Plan.schema(), Link.schema()]}
+_DOCUMENT = {"anyOf": [Plan.schema(), Draft.schema(), Link.schema()]}
 _PLAN_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": _DOCUMENT}}}}
 
 
@@ -72,17 +73,12 @@ class Plans(TypedDict):
     plans: list[ListedPlan]
 
 
-@route(
-    "/v1/plans",
-    method="POST",
-    tags=["plans"],
-    openapi_extra=_PLAN_BODY,
-    response_model=PlanDescription,
-)
+@route("/v1/plans", method="POST", tags=["plans"], openapi_extra=_PLAN_BODY, response_model=PlanDescription)
 async def post_plan(call: Call, query: PostQuery) -> AsgiResponse:
     """Keep the plan document in the body and describe the plan; posting it again changes nothing.
 
-    Of a document with a `parent`, the description has only the stages and shards that it adds.
+    Of a document with a `parent`, the description has only the stages and shards that it adds. Of one whose
+    stages say epochs or tokens, `plan` has the weights and steps that they come to.
     """
     body = bytearray()
     with call.service.admission.receiving() as count:
@@ -90,8 +86,8 @@ async def post_plan(call: Call, query: PostQuery) -> AsgiResponse:
         keep, plans = query.keep == "true", call.service.plans
 
         def post(budget: Budget) -> Response:
-            bound, parent = plans.keep_document(body, call.head.caller, budget, keep=keep, run=call.head.run)
-            return plan_description(bound, budget, parent)
+            kept = plans.keep_document(body, call.head.caller, budget, keep=keep, run=call.head.run)
+            return plan_description(kept.bound, budget, kept.parent, num_steps=kept.num_steps)
 
         return sent(await call.run(post))
 

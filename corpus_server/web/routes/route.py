@@ -19,11 +19,9 @@ from starlette.responses import Response as AsgiResponse
 
 from corpus_server.admission.request import RequestHead
 from corpus_server.responses.problem import invalid_parameter
-from corpus_server.responses.question import Question
-from corpus_server.responses.response import Response
 from corpus_server.responses.service import Service
 from corpus_server.responses.tokens import parameters
-from corpus_server.web.responses import has_left, made
+from corpus_server.web.responses import has_left
 from corpus_server.work import Budget
 
 T = TypeVar("T")
@@ -40,10 +38,6 @@ class Call(NamedTuple):
     async def run(self, work: Callable[[Budget], T]) -> T:
         """Run short blocking work off the event loop; see `Service.run`."""
         return await self.service.run(work, self.head, partial(has_left, self.request))
-
-    def made(self, question: Question, work: Callable[[Budget], Response]) -> AsgiResponse:
-        """Return the response that the work of a question makes."""
-        return made(self.service, self.request, self.head, question, work)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,23 @@
 """Measure the rows that join documents beside windows: tokens per second and their CPU, warm and cold.
 
 One corpus holds documents of web-like lengths (median 400 tokens, mean 1,000). A loader for each kind of rows
-takes batches from it, so that only where the tokens lie differs. Cold, the file is taken out of the page
-cache before every turn, and the server starts anew; it builds its tables before the clock runs.
+takes batches from it, so that only where the tokens lie differs; warm, also from a view of half of it. Cold,
+the file is taken out of the page cache before every turn, and the server starts anew; it builds its tables
+before the clock runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.tools.viewing.make import make_view
 from scripts.benchmarks import corpus, disk
 from scripts.benchmarks.axes.packing import lognormal
 from scripts.benchmarks.contender import Shape
@@ -22,25 +26,26 @@ from scripts.benchmarks.corpus import NAME, VOCABULARY
 from scripts.benchmarks.measure import CPU, DELIVERY, Rounds, measure_once
 from scripts.benchmarks.ours import Ours
 from scripts.benchmarks.report import Options, Report
-from scripts.benchmarks.servers import Server, serving
+from scripts.benchmarks.servers import serving
 from tests.corpora import megatron_index
 
-HELP = "rows of documents beside windows and Megatron's rows, warm and cold"
+HELP = "rows of documents beside windows, Megatron's rows and those of a view, warm and cold"
 
 NUM_TOKENS, QUICK_TOKENS = 5 * 10**8, 400_000
 MEAN = 1000  # tokens of a document
 EOS = 0
 NUM_SAMPLES = 12_000_000  # of a run in Megatron's order: more than a loader takes in the time
 WINDOWS, DOCUMENTS, MEGATRON = "windows", "rows of documents", "Megatron's rows"
+OF_VIEW, DOCUMENTS_OF_VIEW = "windows of a view", "rows of documents of a view"
 IN_BLOCKS = "rows of documents, sequential, blocks of 4,096"
 OF_WINDOWS = 3.0  # CPU of a token of such rows, at most so many times that of a window's
 
 
 def measure(options: Options) -> Report:
     """Measure both shapes, warm and cold."""
-    path = _corpus(options.cache, QUICK_TOKENS if options.quick else NUM_TOKENS)
+    path = documents(options.cache, QUICK_TOKENS if options.quick else NUM_TOKENS)
     report = Report(data={}, tables=[])
-    for shape in shapes_of(options)[: 1 if options.quick else 2]:  # each starts five servers
+    for shape in shapes_of(options)[: 1 if options.quick else 2]:  # each starts six servers
         for title, measured in (("warm", _warm), ("cold", _cold)):
             rounds = Rounds(f"{title}, {shape} uint16", DELIVERY)
             measured(rounds, path, shape, options)
@@ -63,10 +68,11 @@ def _plans(options: Options) -> dict[str, dict[str, Any]]:
 
 
 def _warm(rounds: Rounds, path: Path, shape: Shape, options: Options) -> None:
-    with _serving(path) as server, ExitStack() as stack:
+    with serving({NAME: served(path)}) as server, serving({NAME: view(path)}) as viewed, ExitStack() as stack:
+        plans = [(name, server, plan) for name, plan in _plans(options).items()]
+        plans += [(OF_VIEW, viewed, {}), (DOCUMENTS_OF_VIEW, viewed, _plans(options)[DOCUMENTS])]
         loaders = [
-            stack.enter_context(closing(Ours(name, server, shape, path, **plan)))
-            for name, plan in _plans(options).items()
+            stack.enter_context(closing(Ours(name, its, shape, path, **plan))) for name, its, plan in plans
         ]
         corpus.warm(path)
         for number in range(options.rounds):
@@ -79,15 +85,29 @@ def _cold(rounds: Rounds, path: Path, shape: Shape, options: Options) -> None:
     for _ in range(options.rounds):
         for name, plan in {**_plans(options), IN_BLOCKS: in_blocks}.items():
             disk.drop(path)
-            with _serving(path) as server, closing(Ours(name, server, shape, path, **plan)) as loader:
+            with (
+                serving({NAME: served(path)}) as server,
+                closing(Ours(name, server, shape, path, **plan)) as loader,
+            ):
                 rounds.add(name, measure_once(loader, shape, options.seconds))
 
 
-def _serving(path: Path) -> AbstractContextManager[Server]:
-    return serving({NAME: Path(f"{path},eot={EOS}")})
+def served(path: Path) -> Path:
+    """Return how the corpus of a file of `documents` is served."""
+    return Path(f"{path},eot={EOS}")
 
 
-def _corpus(folder: Path, num_tokens: int) -> Path:
+def view(path: Path) -> Path:
+    """Return how a view of half of the documents is served; make it if it does not exist."""
+    file = path.with_suffix(".view")
+    if not file.exists():
+        with Corpus.open(CorpusSpec.parse(f"{NAME}={served(path)}")) as opened:
+            counts = np.random.default_rng(2).integers(0, 2, opened.num_documents).astype(np.uint16)
+            make_view(opened, counts, file, made={})
+    return Path(f"{served(path)},view={file}")
+
+
+def documents(folder: Path, num_tokens: int) -> Path:
     """Return a Megatron pair of documents with web-like lengths, each of which ends with `EOS`."""
     path = folder / f"documents_{num_tokens}.bin"
     if path.with_suffix(".idx").exists():

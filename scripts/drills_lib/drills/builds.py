@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.drills_lib.drill import Found
+from scripts.drills_lib.drill import Found, Skipped
 from scripts.drills_lib.training import small_disk
+from scripts.processes import ROOT
 from tests.server.tools.building.faults import fill_disk, kill_builds
+from tests.serving import RunningServer
 
 ROWS = (16,)
 COUNT = "20 kills, a full disk"
@@ -18,6 +20,8 @@ NUM_KILLS = 20
 
 def run(folder: Path, found: Found) -> None:
     """Run the drill."""
+    if RunningServer.tree != ROOT:
+        raise Skipped("a build needs no server")
     for name in ("killed", "full"):
         (folder / name).mkdir()
     kill_builds(folder / "killed", NUM_KILLS)

@@ -7,7 +7,8 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,50 +31,49 @@ LATER = {*REFUSALS, (409, "fingerprint-mismatch"), (404, "unknown-corpus"), (422
 
 def run(folder: Path, found: Found) -> None:
     """Run the drill."""
-    counts = dict.fromkeys(
-        ("right", "refused", "not started", "right after the restart", "refused after it"), 0
-    )
-    for change in CHANGES:
-        (place := folder / change.__name__).mkdir()
-        web = Web(place, NUM_TOKENS)
-        with RunningServer({"web": web.path}, place) as server:
-            plan = {**one_source("web", QUERY["seq_len"], QUERY["batch_size"]), "order": "sequential"}
-            plan_id = server.post_plan(plan).json()["id"]
-
-            def ask(server: RunningServer = server, web: Web = web, plan_id: str = plan_id) -> set[object]:
-                """Return how steps are answered: `right`, `wrong`, or status and type of a refusal."""
-                seen: set[object] = set()
-                for step in range(NUM_STEPS):
-                    response = server.get("/v1/batches", plan=plan_id, step=step)
-                    if response.status == 200:
-                        is_right = response.body == web.right(step).tobytes()
-                        seen.add("right" if is_right else "wrong")
-                    else:
-                        seen.add((response.status, response.json()["type"]))
-                return seen
-
-            found.expect(ask() == {"right"}, f"{change.__name__}: not right before it")
-            pid = server.worker_pids()
-            change(web.path)
-            seen = ask()
-            found.expect(seen <= {"right", *REFUSALS}, f"{change.__name__}: {seen}")
-            found.expect(server.worker_pids() == pid, f"{change.__name__}: the worker was lost")
-            found.expect("Traceback" not in server.log(), f"{change.__name__}: a traceback")
-            counts["right" if seen == {"right"} else "refused"] += 1
-            server.kill()
-            try:
-                server.start()
-            except RuntimeError as error:
-                counts["not started"] += 1
-                says = [line for line in str(error).splitlines() if line.startswith("error: ")]
-                found.expect(len(says) == 1, f"{change.__name__}: the start failed with {error}")
-                continue
-            seen = ask()
-            found.expect(seen <= {"right", *LATER}, f"{change.__name__}, after the restart: {seen}")
-            counts["right after the restart" if seen == {"right"} else "refused after it"] += 1
+    outcomes = Counter(each for change in CHANGES for each in _drill(change, folder / change.__name__, found))
     found.figure("ways", len(CHANGES))
-    for name, count in counts.items():
-        found.figure(name, count)
+    for outcome in ("right", "refused", "not started", "right after the restart", "refused after it"):
+        found.figure(outcome, outcomes[outcome])
+
+
+def _drill(change: Callable[[Path], None], folder: Path, found: Found) -> Iterator[str]:
+    """Change the file of a running server, then start it again; yield how it answers, both times."""
+    folder.mkdir()
+    web, what = Web(folder, NUM_TOKENS), change.__name__
+    with RunningServer({"web": web.path}, folder) as server:
+        plan = {**one_source("web", QUERY["seq_len"], QUERY["batch_size"]), "order": "sequential"}
+        plan_id = server.post_plan(plan).json()["id"]
+        found.expect(_asked(server, web, plan_id) == {"right"}, f"{what}: not right before it")
+        pids = server.worker_pids()
+        change(web.path)
+        seen = _asked(server, web, plan_id)
+        found.expect(seen <= {"right", *REFUSALS}, f"{what}: {seen}")
+        found.expect(server.worker_pids() == pids, f"{what}: the worker was lost")
+        found.expect("Traceback" not in server.log(), f"{what}: a traceback")
+        yield "right" if seen == {"right"} else "refused"
+        try:
+            server.restart()
+        except RuntimeError as error:
+            says = [line for line in str(error).splitlines() if line.startswith("error: ")]
+            found.expect(len(says) == 1, f"{what}: the start failed with {error}")
+            yield "not started"
+            return
+        seen = _asked(server, web, plan_id)
+        found.expect(seen <= {"right", *LATER}, f"{what}, after the restart: {seen}")
+        yield "right after the restart" if seen == {"right"} else "refused after it"
+
+
+def _asked(server: RunningServer, web: Web, plan_id: str) -> set[object]:
+    """Return how steps are answered: `right`, `wrong`, or status and type of a refusal."""
+    seen: set[object] = set()
+    for step in range(NUM_STEPS):
+        response = server.get("/v1/batches", plan=plan_id, step=step)
+        if response.status == 200:
+            seen.add("right" if response.body == web.right(step).tobytes() else "wrong")
+        else:
+            seen.add((response.status, response.json()["type"]))
+    return seen
 
 
 def other_tokens(path: Path) -> bytes:

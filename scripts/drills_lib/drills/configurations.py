@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 from functools import partial
 from pathlib import Path
 
 import psutil
 
 from scripts.drills_lib.drill import Found
-from scripts.drills_lib.training import Web, train
+from scripts.drills_lib.training import Web, seconds_of, train
 from tests.serving import RunningServer, wait_until
 
 ROWS = (10, 11)
@@ -51,10 +52,12 @@ def run(folder: Path, found: Found) -> None:
                 found.expect(server.worker_pids() == pids, f"workers were replaced: {text[:40]!r}")
             path.write_text(GOOD)
             _reload(server)
-            before = supervisor.num_fds()
+            before, seconds = supervisor.num_fds(), list[float]()
             for number in range(NUM_RELOADS - 1):
                 path.write_text(f"[server]\ngather_threads = {2 + number % 2}\n{GOOD}")
-                _reload(server)
+                seconds.append(seconds_of(partial(_reload, server)))
+            found.figure("median s of a reload", statistics.median(seconds))
+            found.figure("worst s", max(seconds))
             found.figure("descriptors more", supervisor.num_fds() - before, most=0)
 
         loop = train(web, server.url, reload)
@@ -68,7 +71,7 @@ def _more_refused(server: RunningServer, refused: int) -> bool:
 
 
 def _reload(server: RunningServer) -> None:
-    before, ready = set(server.worker_pids()), server.log().count(" is ready")
-    os.kill(server.pid, signal.SIGHUP)
-    wait_until(lambda: server.log().count(" is ready") >= ready + 2, server.log, seconds=60)
+    before = set(server.worker_pids())
+    with server.replacing(2):
+        os.kill(server.pid, signal.SIGHUP)
     wait_until(lambda: not before & set(server.worker_pids()), "old workers stay", seconds=60)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from scripts.drills_lib.drill import Found
@@ -22,7 +20,7 @@ from tests.server.test_plan_store import (
     overwrite,
     strange_version,
 )
-from tests.serving import RunningServer, wait_until
+from tests.serving import RunningServer
 
 ROWS = (58,)
 COUNT = "8 kinds of damage, each with a kill"
@@ -36,10 +34,6 @@ OF_THE_TABLES = (drop_table, drop_column, empty_totals, strange_version)
 def cut(path: Path) -> None:
     """Take everything away."""
     os.truncate(path, 0)
-
-
-def _more_ready(server: RunningServer, ready: int) -> bool:
-    return server.log().count(" is ready") > ready
 
 
 def _do(harm: Callable[..., None], path: Path) -> None:
@@ -64,9 +58,7 @@ def run(folder: Path, found: Found) -> None:
             _do(harm, path)
             for killed in (False, True):
                 if killed:
-                    ready = server.log().count(" is ready")
-                    os.kill(server.worker_pids()[number % 2], signal.SIGKILL)
-                    wait_until(partial(_more_ready, server, ready), server.log)
+                    server.kill_worker(number % 2)
                 what = f"{harm.__name__}{', a worker killed' if killed else ''}"
                 fresh = server.post_plan(one_source("web", 16, 4, seed=1000 + 2 * number + killed))
                 found.expect(fresh.status == 200, f"{what}: a new plan got {fresh.status} {fresh.body!r}")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scripts.drills_lib.drill import Found
-from scripts.drills_lib.requests import GROWTH_RULE, Growth
-from scripts.drills_lib.training import Web
-from tests.serving import RunningServer
+from scripts.drills_lib.requests import GROWTH_RULE, measure_growth
 
 ROWS = (20, 29, 59)
 COUNT = "200,000 requests"
@@ -18,8 +16,4 @@ RULE = GROWTH_RULE
 
 def run(folder: Path, found: Found) -> None:
     """Run the drill."""
-    web = Web(folder)
-    with RunningServer({"web": web.path}, folder) as server:
-        growth = Growth(web, server)
-        growth.ask(200_000)
-    growth.tell(found)
+    measure_growth(folder, found, 200_000)

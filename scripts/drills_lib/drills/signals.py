@@ -20,6 +20,5 @@ def run(folder: Path, found: Found) -> None:
     """Run the drill."""
     path = write_raw(folder / "web.bin", some_tokens(10_000))
     for number in (*ENDING, signal.SIGTERM, signal.SIGINT):
-        (place := folder / str(int(number))).mkdir()
-        end_by(number, {"web": path}, place)
+        end_by(number, {"web": path}, folder / str(int(number)))
     found.figure("signals", len(ENDING) + 2)

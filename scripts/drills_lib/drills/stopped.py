@@ -7,15 +7,14 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from scripts.drills_lib.drill import Found
-from scripts.drills_lib.training import Loop, Web, train
-from tests.serving import RunningServer, wait_until
+from scripts.drills_lib.training import Loop, Web, seconds_of, train
+from tests.serving import RunningServer
 
 ROWS = (33, 57)
 COUNT = "5 x one of 2 workers, 20 silent workers, template, supervisor, 3 x a replica"
@@ -30,26 +29,21 @@ def run(folder: Path, found: Found) -> None:
     with RunningServer({"web": web.path}, folder, workers=2) as server:
         loop = train(web, server.url, lambda: _stop_workers(server, rounds=5))
         _tell(found, "one of two workers", loop)
-        template = next(each for each in psutil.Process(server.pid).children() if "templ" in each.name())
-        template.suspend()
-        ready = server.log().count(" is ready")
-        began = time.monotonic()
-        os.kill(server.worker_pids()[0], signal.SIGKILL)
-        loop = train(web, server.url, lambda: wait_until(lambda: server.log().count(" is ready") > ready))
-        found.figure("replaced beside a stopped template, s", time.monotonic() - began, most=10)
+        for each in server.templates():
+            each.suspend()
+        seconds = list[float]()
+        loop = train(web, server.url, lambda: seconds.append(seconds_of(server.kill_worker)))
+        found.figure("replaced beside a stopped template, s", seconds[0], most=5)
         _tell(found, "a stopped template", loop)
         pids = server.worker_pids()
         loop = train(web, server.url, lambda: _stopped_for(8.0, server.pid))
         _tell(found, "a stopped supervisor", loop)
         time.sleep(2)
         found.expect(server.worker_pids() == pids, "a supervisor that was stopped replaced its workers")
-    (folder / "four").mkdir()
     with RunningServer({"web": web.path}, folder / "four", workers=4) as server:
         silent = [each for _ in range(5) for each in _silent_seconds(server)]
     found.figure("a silent worker is found, median s", statistics.median(silent))
     found.figure("worst s", max(silent), most=5)
-    for name in ("one", "other"):
-        (folder / name).mkdir()
     with (
         RunningServer({"web": web.path}, folder / "one") as one,
         RunningServer({"web": web.path}, folder / "other") as other,
@@ -82,30 +76,22 @@ def _stop_workers(server: RunningServer, rounds: int) -> None:
     """Stop a worker, wait for its successor, and go on; the loop's connection is to either of the two."""
     for number in range(rounds):
         time.sleep(0.5)
-        os.kill(hung := server.worker_pids()[number % 2], signal.SIGSTOP)
-        wait_until(_replaced(server, hung), "a stopped worker was not replaced")
-
-
-def _replaced(server: RunningServer, pid: int) -> Callable[[], bool]:
-    ready = server.log().count(" is ready")
-    return lambda: (
-        f"worker {pid} ended with SIGKILL" in server.log() and server.log().count(" is ready") > ready
-    )
+        with server.replacing():
+            os.kill(server.worker_pids()[number % 2], signal.SIGSTOP)
 
 
 def _silent_seconds(server: RunningServer) -> list[float]:
     """Stop four workers at moments of their own; return how long each was silent before it was killed."""
     stopped, ended = dict[int, float](), dict[int, float]()
-    ready = server.log().count(" is ready")
-    for pid in server.worker_pids():
-        time.sleep(random.uniform(0, 0.5))
-        os.kill(pid, signal.SIGSTOP)
-        stopped[pid] = time.monotonic()
-    while len(ended) < len(stopped):
-        time.sleep(0.02)
-        for pid in stopped.keys() - ended.keys():
-            if not psutil.pid_exists(pid):
-                ended[pid] = time.monotonic()
-    wait_until(lambda: server.log().count(" is ready") == ready + 4, "a worker was not replaced")
+    with server.replacing(4):
+        for pid in server.worker_pids():
+            time.sleep(random.uniform(0, 0.5))
+            os.kill(pid, signal.SIGSTOP)
+            stopped[pid] = time.monotonic()
+        while len(ended) < len(stopped):
+            time.sleep(0.02)
+            for pid in stopped.keys() - ended.keys():
+                if not psutil.pid_exists(pid):
+                    ended[pid] = time.monotonic()
     time.sleep(1)
     return [ended[pid] - stopped[pid] for pid in stopped]

@@ -57,7 +57,7 @@ def run(folder: Path, found: Found) -> None:
 
     with RunningServer(corpora, folder) as server:
         found.figure("first batch alone, s", first_batch(1000))
-        strangers = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        strangers = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(4)]
         for each in strangers:
             each.start()
         waits = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +19,10 @@ ROWS = (58,)
 COUNT = "each array in 4 ways, and the folder removed; 40 requests after each"
 SECONDS = 30
 ORACLE = "what the server answered before"
-RULE = "no row is wrong, no 500, readiness stays 200, and all is right again at the end of each"
+RULE = "no row is wrong, no 500, readiness stays 200, and all is right again 10 s after each"
 NUM_STEPS = 40
+BUILD_SECONDS = 10.0
+"""For a table to be built again; it takes a second on a busy machine."""
 
 
 def run(folder: Path, found: Found) -> None:
@@ -45,7 +48,9 @@ def run(folder: Path, found: Found) -> None:
                     status, body = ask(step)
                     statuses[status] = statuses.get(status, 0) + 1
                     num_wrong += status == 200 and body != right[step][1]
-                again = [ask(step) for step in range(NUM_STEPS)]
+                end = time.monotonic() + BUILD_SECONDS
+                while (again := [ask(step) for step in range(NUM_STEPS)]) != right and time.monotonic() < end:
+                    pass
                 found.expect(again == right, f"{harm.__name__} of {name}: not right at the end")
                 ready = server.get("/readyz").status
                 found.expect(ready == 200, f"{harm.__name__} of {name}: readiness says {ready}")

@@ -16,13 +16,13 @@ ROWS = (12,)
 COUNT = "two servers, 4 kills, plans without pause"
 SECONDS = 60
 ORACLE = "the file, and the ids that both gave"
-RULE = "each plan that was taken is known to both, no batch is wrong, nothing is left of the killed ones"
+RULE = "the second says it is one, both know every plan taken, no batch is wrong, the killed leave nothing"
 
 
 def run(folder: Path, found: Found) -> None:
     """Run the drill."""
     web = Web(folder)
-    one, other = (RunningServer({"web": web.path}, _made(folder / name)) for name in ("one", "other"))
+    one, other = (RunningServer({"web": web.path}, folder / name) for name in ("one", "other"))
     one.state_dir = other.state_dir = folder / "state"
     taken: list[str] = []
     over = threading.Event()
@@ -46,8 +46,12 @@ def run(folder: Path, found: Found) -> None:
             server.start()
 
     with one, other:
+        found.expect(
+            "is shared with 1 other server" in other.log(), "the second one does not say that it is one"
+        )
         posting = [
-            threading.Thread(target=post, args=(server, n * 10**6)) for n, server in enumerate((one, other))
+            threading.Thread(target=post, args=(server, number * 10**6), daemon=True)
+            for number, server in enumerate((one, other))
         ]
         for each in posting:
             each.start()
@@ -62,8 +66,3 @@ def run(folder: Path, found: Found) -> None:
     found.figure("plans taken", len(taken), least=100)
     found.figure("folders of metrics", folders, most=2)
     loop.tell(found, longest=2.0)
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from corpus_client.tools import transfer
+from corpus_client.tools import copies
 from corpus_client.tools.timing import Clock, size_name
 from scripts.benchmarks.report import Report, Table, Target
 from scripts.gpu_lib import full_slots
@@ -37,11 +37,11 @@ def cells(run: Run) -> Iterator[Cell]:
 
 def copies_of(device: torch.device, size: int, repeats: int) -> Figures:
     """Measure what `corpus-client transfer` does, and the way back to pageable memory."""
-    data = transfer.measure(device, [size], repeats).data
+    data = copies.measure(device, [size], repeats).data
     found = list(data["measurements"])
     if device.type != "cpu":
         there = torch.empty(size, dtype=torch.uint8, device=device)
-        back = partial(transfer.host_memory("pageable", size, device).copy_, there)
+        back = partial(copies.host_memory("pageable", size, device).copy_, there)
         found.append(Clock(device).measure(PAGEABLE_BACK, size, back, repeats))
     return {"measurements": found, "missing": list(data["missing"])}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from corpus_client.tools import bench
+from corpus_client.tools import measured
 from corpus_client.tools.report import open_loader
 from scripts.benchmarks.report import Report, Table
 from scripts.gpu_lib.run import Cell, Figures, Run
@@ -33,7 +33,7 @@ def measure(run: Run, rows: int, seq_len: int, stored: bool) -> Figures:
         "device": run.device,
     }
     with open_loader(run.url, dtype=None if stored else torch.int64, **options) as loader:
-        found = bench.measure(loader, 0.2 if run.quick else 3.0).as_json()
+        found = measured.measure(loader, 0.2 if run.quick else 3.0).as_json()
     return {"rows": rows, "seq_len": seq_len, "stored": stored, **found}
 
 

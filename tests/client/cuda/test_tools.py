@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from corpus_client.staging.ring import find_device
 from corpus_client.tools import checks
 from corpus_client.tools.app import app
+from corpus_client.tools.copies import KINDS, host_memory
 from corpus_client.tools.timing import Clock
-from corpus_client.tools.transfer import KINDS, host_memory
 from scripts.gpu_lib import full_slots, overlap
 from scripts.gpu_lib.overlap import LOCKED, WAYS, Feed
 from tests.client.cuda.conftest import Accelerator

@@ -1,6 +1,6 @@
 """A simulated clock, threads and sockets, on which the client's network half runs unchanged.
 
-The client's modules get these in the place of `time`, `threading`, `socket` and `select` (`simulated`). One
+The client modules get these in place of `time`, `threading`, `socket` and `selectors` (`simulated`). One
 thread runs at a time: a thread that would wait gives its turn to the thread that is due next, and the clock
 jumps to that moment. So hours pass in seconds, and one seed always gives the same run.
 """
@@ -295,27 +295,33 @@ class Socket:
         self.user = None
 
 
-class Poll:
-    """`select.poll` over simulated sockets, which stand for their own numbers."""
+class Selector:
+    """`selectors.PollSelector` over simulated sockets."""
 
     def __init__(self) -> None:
-        self._sockets: list[Socket] = []
+        self._sockets: list[tuple[Socket, Any]] = []
 
-    def register(self, connection: Socket, _: int) -> None:
-        self._sockets.append(connection)
+    def __enter__(self) -> Selector:
+        return self
 
-    def poll(self, milliseconds: int) -> list[tuple[Socket, int]]:
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def register(self, connection: Socket, _: int, data: Any) -> None:
+        self._sockets.append((connection, data))
+
+    def select(self, seconds: float) -> list[tuple[SimpleNamespace, int]]:
         world = Socket.world
-        until = world.now + milliseconds / 1000
-        while not (came := [(each, 1) for each in self._sockets if each.changes_at() <= world.now]):
+        until = world.now + seconds
+        while not (came := [data for each, data in self._sockets if each.changes_at() <= world.now]):
             if world.now >= until:
                 return []
-            for each in self._sockets:
+            for each, _ in self._sockets:
                 each.user = world.running
-            world.wait_until(min([until, *(each.changes_at() for each in self._sockets)]))
-            for each in self._sockets:
+            world.wait_until(min([until, *(each.changes_at() for each, _ in self._sockets)]))
+            for each, _ in self._sockets:
                 each.user = None
-        return came
+        return [(SimpleNamespace(data=data), 1) for data in came]
 
 
 @contextmanager
@@ -335,7 +341,7 @@ def simulated(world: World, control_plane: Callable[..., Any]) -> Iterator[None]
             patch.setattr(module, "time", clock)
         for name, value in (
             ("socket", sockets),
-            ("select", SimpleNamespace(poll=Poll, POLLIN=1)),
+            ("selectors", SimpleNamespace(PollSelector=Selector, SelectSelector=Selector, EVENT_READ=1)),
         ):
             patch.setattr(transport, name, value)
         patch.setattr(pool, "threading", threads)

@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -146,6 +147,12 @@ def test_a_new_loader_waits_shortly_for_a_server_that_was_never_there(
     ):
         make_loader("http://127.0.0.1:9", reach_seconds=0.3)
     assert "asked again in" in caplog.text
+    with pytest.raises(errors.DeadlineExceeded, match=r"within 5 s.* is the server running") as caught:
+        make_loader("http://localhost:9")
+    assert "waiting up to 5 s in all" in caplog.text
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert len(names) < 6, "the frames of the package are left out"
+    assert isinstance(caught.value.__cause__, errors.ConnectionFailed)
     server.next_fault = faults_then_right(Fault("busy", 1))
     next(make_loader(reach_seconds=0.9))  # which are over before the busy server answers
 
@@ -188,7 +195,8 @@ def test_a_server_that_hangs_up_at_once_is_asked_ever_more_rarely(
 def test_busy_replica_is_passed_over(corpus: ReferenceCorpus, make_loader: MakeLoader) -> None:
     with ReferenceServer([corpus], lambda: Fault("busy", 30)) as busy, ReferenceServer([corpus]) as free:
         started = time.monotonic()
-        assert_exact(make_loader([busy.url, free.url]), corpus, 20)
+        # 20 steps may be over before the busy one is asked.
+        assert_exact(make_loader([busy.url, free.url], prefetch_bytes=1 << 13), corpus, 400)
         assert time.monotonic() - started < 29
         assert busy.num_arrays >= 1
 

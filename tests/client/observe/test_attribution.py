@@ -34,6 +34,8 @@ CAUSES = [field.name for field in dataclasses.fields(WaitSeconds)]
         (FetchSeconds(host=2, receive=1), WaitSeconds(host=2, network=1), "host"),
         (FetchSeconds(idle=2), WaitSeconds(transfer=2), "transfer"),
         (FetchSeconds(retry=2, send=1), WaitSeconds(retry=2, network=1), "retry"),
+        (FetchSeconds(response=5, server=1, staging=3), WaitSeconds(network=1, server=1, bucket=3), "bucket"),
+        (FetchSeconds(response=1, staging=3, bucket=2), WaitSeconds(bucket=3), "bucket"),
     ],
 )
 def test_causes_of_a_wait(fetched: FetchSeconds, waited: WaitSeconds, cause: str) -> None:

@@ -74,7 +74,7 @@ def test_place_is_read_from_whatever_says_it(arguments: dict[str, Any], expected
         ({"rank": True, "world_size": 2}, "rank must be an integer .* got True"),
         ({"rank": 0.0, "world_size": 2}, r"rank must be an integer .* got 0\.0"),
         ({"context_parallel": (2, 2)}, "context_parallel's rank must be an integer in"),
-        ({"context_order": "ring"}, "context_order must be contiguous or zigzag, got 'ring'"),
+        ({"context_order": "ring"}, "context_order must be contiguous or zigzag or documents, got 'ring'"),
         ({"context_parallel": 2}, r"context_parallel must be \(rank, world size\), got 2"),
         ({"context_parallel": (0, 2), "context_dim": "cp"}, "say the same; give one"),
         ({"context_dim": "cp"}, "need mesh="),

@@ -211,6 +211,7 @@ def copies_of(corpus: str, content: bytes, *sizes: int) -> list[LocalShard]:
             SimpleNamespace(
                 described=described(corpus, f"{number}.bin", size),
                 path=Path(f"/copy/{number}.bin"),
+                remedy="",
                 tokens=np.frombuffer(content[end - size : end], np.uint8),
             ),
         )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from corpus_client import errors
 from corpus_client.arrays import ArrayBatch
 from corpus_client.tools.app import app
-from corpus_client.tools.export import write_array
+from corpus_client.tools.row_files import write_array
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
 

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from corpus_client.tools.app import app
-from corpus_client.tools.transfer import KINDS, host_memory
+from corpus_client.tools.copies import KINDS, host_memory
 
 run = partial(CliRunner().invoke, app, env={"COLUMNS": "500"})
 CPU = torch.device("cpu")

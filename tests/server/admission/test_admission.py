@@ -20,7 +20,7 @@ from corpus_server.admission.load import (
     SMALL_BYTES,
     STALLED_SECONDS,
 )
-from corpus_server.admission.request import ANYONE, MAX_HEAD_BYTES, Caller, Limits, RequestHead
+from corpus_server.admission.request import ANYONE, MAX_HEAD_BYTES, SCOPES, Caller, RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import (
     BadRequest,
@@ -87,7 +87,7 @@ def by(caller: Caller) -> RequestHead:
 
 
 def token(name: str, **limits: int) -> Caller:
-    return Caller(name, frozenset(("read:*",)), limits=Limits(**limits))
+    return Caller(name, frozenset(("read:*",)), **limits)
 
 
 def test_stalled_readers_keep_half_of_the_slots(gate: Admission, clock: list[float]) -> None:
@@ -228,7 +228,7 @@ def test_a_head_is_refused_by_what_it_says(
 )
 def test_each_path_asks_for_one_scope(tmp_path: Path, method: str, target: bytes, allowed: set[str]) -> None:
     tokens = Tokens(tmp_path / "tokens.toml")
-    scopes = {"read": "read:web", "plans": "plans", "inspect": "inspect", "metrics": "metrics"}
+    scopes = {"read": "read:web", **dict(zip(SCOPES, SCOPES, strict=True))}
     for name, scope in scopes.items():
         tokens.add(name, scope)
     gate = Admission(Settings(corpora=(CorpusSpec(name="a", path=Path("a")),)), Access(tokens.path))

@@ -128,7 +128,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (pipe, "cannot be read: expected a regular file"),
     (device, "cannot be read: expected a regular file"),
     (cut, "Unterminated string"),
-    (deep, "nested too deeply"),
+    (deep, "nested deeper"),
 ]
 
 

@@ -28,7 +28,7 @@ def test_tokens_are_added_and_only_their_hashes_are_kept(tmp_path: Path) -> None
     callers, _ = read_tokens(file)
     digests = [hashlib.sha256(secret.encode()).digest() for secret in secrets]
     assert [callers[digest].name for digest in digests] == ["training", "ops.v2"]
-    assert Access(file).caller(f"Bearer {secrets[0]}").limits.max_plans == 5
+    assert Access(file).caller(f"Bearer {secrets[0]}").max_plans == 5
     assert not any(secret in file.read_text() for secret in secrets)
     assert file.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["tokens.toml"]

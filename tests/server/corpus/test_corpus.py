@@ -46,10 +46,13 @@ def test_describes_itself(tmp_path: Path) -> None:
         "fingerprint_kind": "sampled",
         "fingerprints": {"sampled": fingerprint},
         "eot": None,
+        "eot_first": False,
         "tokenizer": None,
         "tokenizer_identity": None,
         "num_masks": 0,
         "has_metadata": False,
+        "address": None,
+        "license": None,
         "shards": [
             {"name": "a.bin", "file": "a.bin", "format": "raw", "num_tokens": 2, "dtype": "uint16"}
             | {"data_offset": 0, "size_bytes": 4},
@@ -241,8 +244,8 @@ def test_a_small_corpus_is_sampled_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "strange"),
-    [([255], None), ([0], None), ([3, 256, 2], 256), ([0, 256], 256), ([-1, 3], -1)],
-    ids=["fits", "zero", "above", "zero-and-above", "below"],
+    [([255], None), ([0], None), ([3, 256, 2], 256), ([0, 256], 256)],
+    ids=["fits", "zero", "above", "zero-and-above"],
 )
 def test_ids_that_the_tokenizer_does_not_have_are_named(
     tmp_path: Path, tokens: list[int], strange: int | None
@@ -257,3 +260,16 @@ def test_ids_that_the_tokenizer_does_not_have_are_named(
         assert (
             f"corpus 'c' holds token {strange}, but the ids of its tokenizer (bytes) are below 256" in warning
         )
+
+
+def test_negative_ids_are_named_without_a_tokenizer(tmp_path: Path) -> None:
+    write_npy(tmp_path / "a.npy", np.array([3, -100, 3]), dtype="int32")
+    with open_corpus(tmp_path) as corpus:
+        assert "holds token -100, and no token has a negative id" in corpus.warnings()[0]
+
+
+def test_negative_ids_that_are_served_as_uint32_are_named(tmp_path: Path) -> None:
+    np.array([3, -1, 3], dtype=np.int32).tofile(tmp_path / "a.bin")
+    with open_corpus(tmp_path / "a.bin", dtype="uint32") as corpus:
+        said = "holds token 4294967295, which is -1 as int32, and no token has a negative id"
+        assert said in corpus.warnings()[0]

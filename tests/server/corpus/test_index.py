@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,19 +25,20 @@ from tests.corpora import (
     open_corpus,
     some_tokens,
     spec,
+    write_llmc,
     write_megatron,
     write_raw,
 )
-from tests.serving import environment
+from tests.serving import environment, run_here
 
 
-def split(tokens: list[int], eot: int) -> list[list[int]]:
+def split(tokens: list[int], eot: int, *, eot_first: bool = False) -> list[list[int]]:
     """Return the documents, one token after another."""
     documents: list[list[int]] = []
     current: list[int] = []
-    for token in tokens:
+    for token, following in zip_longest(tokens, tokens[1:]):
         current.append(token)
-        if token == eot:
+        if (following if eot_first else token) == eot:
             documents.append(current)
             current = []
     return documents + ([current] if current else [])
@@ -51,23 +53,32 @@ def names(folder: Path) -> list[str]:
     eot=st.integers(0, 4),
     piece=st.integers(1, 70),
     dtype=st.sampled_from(["uint8", "uint16", "uint32", "int32"]),
+    eot_at=st.sampled_from(["first", "last"]),
 )
 @settings(max_examples=150, deadline=None)
 def test_documents_are_those_of_a_naive_split(
-    tmp_path_factory: pytest.TempPathFactory, shards: list[list[int]], eot: int, piece: int, dtype: str
+    tmp_path_factory: pytest.TempPathFactory,
+    shards: list[list[int]],
+    eot: int,
+    piece: int,
+    dtype: str,
+    eot_at: str,
 ) -> None:
     folder = tmp_path_factory.mktemp("corpus")
     for number, tokens in enumerate(shards):
         write_raw(folder / f"{number}.bin", tokens, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(indexing, "_PIECE_TOKENS", piece)
-        done = index(spec(folder, eot=eot, dtype=dtype))
-    expected = [document for tokens in shards for document in split(tokens, eot)]
+        # Forced, because the tokens at the ends may look otherwise.
+        done = index(spec(folder, eot=eot, dtype=dtype, eot_at=eot_at), force=True)
+    eot_first = eot_at == "first"
+    expected = [document for tokens in shards for document in split(tokens, eot, eot_first=eot_first)]
     flat = [token for tokens in shards for token in tokens]
     assert done.num_documents == len(expected)
     assert [shard.num_found for shard in done.shards] == [tokens.count(eot) for tokens in shards]
     assert done.found_nowhere == (bool(flat) and eot not in flat)
     with open_corpus(folder, name="c", dtype=dtype) as corpus:
+        assert corpus.eot_first == eot_first
         assert corpus.num_documents == len(expected)
         at = 0
         for number, document in enumerate(expected):
@@ -221,3 +232,54 @@ def test_kill_at_any_moment_leaves_whole_sidecars(tmp_path: Path) -> None:
             with open_corpus(tmp_path, name="c") as corpus:
                 assert corpus.num_documents == 3 * expected[0]
     assert left_aside > 0, "no kill came while a file was being written: the test shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "eot_at", "found", "is_sure"),
+    [
+        ([[0, 1, 2, 0, 3], [4, 0, 5]], None, True, True),
+        ([[1, 2, 0, 3], [4, 0, 5, 0]], None, False, True),
+        ([[1, 0, 2], [3, 0, 4]], None, False, False),
+        ([[0, 1, 0, 2, 0]], None, False, False),
+        ([[1, 0, 2]], "first", True, True),
+        ([[1, 0, 2]], "last", False, True),
+    ],
+)
+def test_the_ends_of_shards_tell_where_documents_have_end_of_text(
+    tmp_path: Path, tokens: list[list[int]], eot_at: str | None, found: bool, is_sure: bool
+) -> None:
+    for number, each in enumerate(tokens):
+        write_raw(tmp_path / f"{number}.bin", each)
+    done = index(spec(tmp_path, eot=0, eot_at=eot_at))
+    assert (done.eot_first, done.is_sure) == (found, is_sure)
+    with open_corpus(tmp_path) as corpus:
+        assert corpus.eot_first == found
+        assert [corpus.document_range(0)[1], corpus.num_documents] == [
+            len(split(tokens[0], 0, eot_first=found)[0]),
+            sum(len(split(each, 0, eot_first=found)) for each in tokens),
+        ]
+
+
+@pytest.mark.parametrize(("tokens", "eot_at"), [([0, 1, 0, 2], "last"), ([1, 0, 2, 0], "first")])
+def test_a_wrong_guess_is_refused_unless_it_is_forced(tmp_path: Path, tokens: list[int], eot_at: str) -> None:
+    path = write_raw(tmp_path / "a.bin", tokens)
+    with pytest.raises(InvalidParameter, match="its shards look as if documents"):
+        index(spec(path, eot=0, eot_at=eot_at))
+    assert index(spec(path, eot=0, eot_at=eot_at), force=True).eot_first == (eot_at == "first")
+
+
+def test_files_of_llmc_begin_documents_with_end_of_text(tmp_path: Path) -> None:
+    """Also where shards are cut at both ends; a file that ends with it is refused."""
+    path = write_llmc(tmp_path / "a.bin", [1, 0, 2, 3, 0, 4])
+    done = index(spec(path, eot=0))
+    assert (done.eot_first, done.is_sure, done.num_documents) == (True, True, 3)
+    assert "which documents begin with" in run_here("inspect", path).stdout
+    other = write_llmc(tmp_path / "b.bin", [1, 0, 2, 3, 0])
+    with pytest.raises(InvalidParameter, match="eot_at=last"):
+        index(spec(other, eot=0))
+
+
+def test_the_command_warns_where_nothing_tells(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.bin", [1, 0, 2])
+    assert "say eot_at=last where the corpus is served" in run_here("index", f"{path},eot=0").stderr
+    assert not run_here("index", f"{path},eot=0,eot_at=first").stderr

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ TOKENS = [10, 11, 12, 13, 14]
 BYTES = bytes(MASK)
 
 
-def npy(dtype: str, mask: list[int] = MASK) -> bytes:
+def npy(dtype: str, mask: Sequence[float] = MASK) -> bytes:
     file = io.BytesIO()
     np.save(file, np.array(mask, dtype))
     return file.getvalue()
@@ -83,7 +83,12 @@ def test_the_mask_beside_a_token_file(
     with open_corpus(path, **options) as corpus:
         (shard,) = corpus.describe()["shards"]
         at, size = len(content) - len(MASK), len(content)
-        assert shard["loss_mask"] == {"file": mask, "data_offset": at, "size_bytes": size}
+        assert shard["loss_mask"] == {
+            "file": mask,
+            "data_offset": at,
+            "dtype": "uint8",
+            "size_bytes": size,
+        }
     with pytest.raises(UnreadableCorpus, match=r"loss mask.*not served; name the token file"):
         open_corpus(tmp_path / mask)
 
@@ -109,10 +114,25 @@ def test_only_some_shards_have_masks_and_those_in_folders_find_theirs(tmp_path: 
         ("a.bin.mask.npy", bytes(6), "holds 6 bytes, the file beside it 5 tokens"),
         ("a.bin.mask.npy", b"", "holds 0 bytes, .* 5 tokens"),
         ("a.bin.mask.npy", npy("bool", [1] * 6), "holds 6 bytes, .* 5 tokens.*mask=no"),
+        ("a.bin.mask.npy", npy("float16", [0, 1]), "holds 4 bytes, .* 5 tokens: 2 bytes each"),
+        (
+            "a.bin.mask.npy",
+            npy("float16", [1, 2, -0.5, 1, 1]),
+            r"at least 0, got -0\.5 at byte 132",
+        ),
+        (
+            "a.bin.mask.npy",
+            npy("float16", [1, 2, 1, float("nan"), 1]),
+            "finite weights of .*, got nan",
+        ),
         ("a.bin.mask.npy", npy("bool")[:-1], "holds 4 tokens, its header says 5"),
-        ("a.bin.mask.npy", npy("float32"), "a loss mask must be bool or uint8, its header says '<f4'"),
+        (
+            "a.bin.mask.npy",
+            npy("float32"),
+            "float16 for weights, its header says '<f4'; save it again: .*'float16'",
+        ),
         ("a.bin.mask.npy", npy("bool")[:100], "NPY header is damaged"),
-        ("a.bin.mask.npy", b"\0\1\0\2\0", r"bytes of 0 and 1, byte 3 is 2: is it a loss mask\?"),
+        ("a.bin.mask.npy", b"\0\1\0\2\0", r"expected bytes of 0 and 1, got 2 at byte 3: is it a loss mask\?"),
         ("b.bin.mask.npy", BYTES, r"b\.bin\.mask\.npy: is named like a loss mask, .*\(mask=no\)"),
         ("a.mask.npy", BYTES, "no token file beside it; name it after its token file"),
         ("x_label_mask.npy", BYTES, "no token file beside it"),
@@ -157,6 +177,41 @@ def test_a_mask_counts_in_the_fingerprint_only_where_there_is_one(tmp_path: Path
     assert fingerprint(tmp_path) not in (bare, masked)
 
 
+def test_a_mask_of_weights_counts_by_its_type(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.bin", TOKENS)
+    weights = np.array([0, 0.5, 1, 65504, 0.1], "<f2")
+    np.save(tmp_path / "a.bin.mask.npy", weights)
+    content = b"5 uint16\n" + np.array(TOKENS, "<u2").tobytes() + b"5 float16\n" + weights.tobytes()
+    digest = hashlib.sha256(b"corpus-server sampled fingerprint 1\n" + content)
+    assert fingerprint(tmp_path) == f"sampled-{digest.hexdigest()}"
+    bare = fingerprint(tmp_path, mask=False)
+    (tmp_path / "a.bin.mask.npy").write_bytes(npy("float16"))
+    bits = fingerprint(tmp_path)
+    (tmp_path / "a.bin.mask.npy").write_bytes(npy("bool"))
+    assert len({bare, bits, fingerprint(tmp_path)}) == 3
+    np.save(tmp_path / "a.bin.mask.npy", weights)
+    with open_corpus(tmp_path, token_range=(1, 4)) as corpus:
+        (shard,) = corpus.shards
+        assert shard.mask is not None
+        assert shard.mask.tokens.tolist() == weights[1:4].tolist()
+
+
+def test_a_damaged_weight_is_found(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.bin", some_tokens(20_000))
+    path, weights = tmp_path / "a.bin.mask.npy", np.full(20_000, 0.5, "<f2")
+    np.save(path, weights)
+    made = record(spec(tmp_path))
+    assert (verify(spec(tmp_path)).fingerprint, made.num_tokens) == (made.fingerprints["full"], 20_000)
+    weights[10_000] = -1
+    np.save(path, weights)
+    (bad,) = verify(spec(tmp_path)).bad_blocks
+    assert bad.shard == "a.bin.mask.npy"
+    assert bad.reason == "a loss mask: expected finite weights of at least 0, got -1.0"
+    np.save(path, np.ones(20_000, bool))
+    (problem,) = [each for each in verify(spec(tmp_path)).problems if each.shard == "a.bin.mask.npy"]
+    assert problem.detail == "holds 20000 bool tokens, recorded were 20000 float16"
+
+
 def test_document_ends_do_not_depend_on_a_mask(tmp_path: Path) -> None:
     write_raw(tmp_path / "a.bin", TOKENS)
     index(spec(tmp_path, eot=12))
@@ -189,8 +244,8 @@ def test_hashes_are_recorded_and_a_damaged_byte_of_a_mask_is_found(tmp_path: Pat
     content[10_000] = 7
     path.write_bytes(content)
     (bad,) = verify(spec(tmp_path)).bad_blocks
-    assert (bad.shard, bad.reason) == ("a.bin.mask.npy", "a loss mask has bytes of 0 and 1, here is 7")
-    with pytest.raises(UnreadableCorpus, match="here is 7"):
+    assert (bad.shard, bad.reason) == ("a.bin.mask.npy", "a loss mask: expected bytes of 0 and 1, got 7")
+    with pytest.raises(UnreadableCorpus, match="got 7"):
         record(spec(tmp_path))
     content[10_000] = 0
     path.write_bytes(content)

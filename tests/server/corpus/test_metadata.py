@@ -88,6 +88,7 @@ def test_a_value_of_hundreds_of_megabytes_is_not_read_and_says_so(tmp_path: Path
         found = table.rows([0, 1], Budget())
         assert pool.max_memory() == before
         assert table.rows([2], Budget(), ["id"]) == {2: {"id": "c"}}
+        assert table.rows([2], Budget(), explains=False) == {2: {"id": "c"}}
     assert [found[number]["id"] for number in (0, 1)] == ["a", "b"]
     assert all(row["text"].startswith("not read: a page of this column has 268,4") for row in found.values())
 

@@ -56,7 +56,7 @@ def _refusal(path: Path, **options: Any) -> str:
     ("side_files", "found"),
     [
         ([], "nothing"),
-        (["my notes.txt"], "only 'my notes.txt'"),
+        (["my notes.txt"], "only my notes.txt"),
         ([f"{n}.txt" for n in range(5)], "only 0.txt, 1.txt, 2.txt, 3.txt, 4.txt"),
         ([f"{n}.txt" for n in range(6)], "only 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1 more"),
         ([f"{n}.txt" for n in range(1005)], "only 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1,000 more"),

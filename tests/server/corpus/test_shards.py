@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import re
 import sys
@@ -51,7 +50,7 @@ def test_tokens_are_the_ones_written(tmp_path: Path, write: Writer) -> None:
 
 @pytest.mark.parametrize("write", [write_raw, write_npy, write_llmc])
 def test_a_shard_may_hold_no_tokens(tmp_path: Path, write: Writer) -> None:
-    with open_shard(write(tmp_path / "a.bin", [])) as shard:
+    with open_shard(write(tmp_path / "a.bin", []), in_folder=True) as shard:
         assert (shard.tokens.size, shard.tokens.dtype, shard.address) == (0, np.dtype("<u2"), 0)
         assert not shard.tokens.flags.writeable
         shard.file.check_unchanged()
@@ -200,7 +199,7 @@ def test_close_frees_map_and_descriptors_and_may_be_repeated(tmp_path: Path) -> 
 
 def test_an_index_does_not_stay_open_without_its_tokens(tmp_path: Path) -> None:
     class Unmappable(OpenFile):
-        def map(self) -> mmap.mmap:
+        def map(self, data: range | None = None) -> memoryview:
             raise self.unreadable("cannot be mapped", "try again")
 
     path = write_megatron(tmp_path / "x", [[1, 2], [3]])

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
 import pytest
 import xxhash
 
+from corpus_server.corpus import fingerprints as fingerprints_module
 from corpus_server.corpus import verify as verify_module
 from corpus_server.corpus.fingerprints import BLOCK_BYTES
 from corpus_server.corpus.formats.megatron import MegatronIndex
+from corpus_server.corpus.progress import Meter
 from corpus_server.corpus.shards import Shard
 from corpus_server.corpus.verify import BadBlock, record, verify
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
@@ -53,6 +56,8 @@ def test_blocks_of_any_number_are_hashed_in_pieces(
 ) -> None:
     """With blocks of 64 bytes, read in pieces of 24 bytes, two blocks at a time."""
     monkeypatch.setattr(verify_module, "BLOCK_BYTES", 64)
+    for module in (fingerprints_module, verify_module):
+        monkeypatch.setattr(module, "FINE_BLOCK_BYTES", 32)
     monkeypatch.setattr(verify_module, "_PIECE_BYTES", 24)
     monkeypatch.setattr(verify_module, "_BLOCKS_AT_ONCE", 2)
     path = write_llmc(tmp_path / "a.bin", some_tokens(num_tokens))
@@ -60,10 +65,15 @@ def test_blocks_of_any_number_are_hashed_in_pieces(
     recorded = record(spec(path), progress=lambda _, done, total, __: seen.append((done, total)))
     content = path.read_bytes()[1024:]
     pieces = [content[i : i + 64] for i in range(0, len(content), 64)]
-    (shard,) = json.loads(recorded.sidecar.read_text())["shards"]
+    document = json.loads(recorded.sidecar.read_text())
+    (shard,) = document["shards"]
+    fine = [xxhash.xxh3_64(content[i : i + 32]).hexdigest() for i in range(0, len(content), 32)]
+    assert document["fine"]["shards"] == ["".join(fine)]
     assert shard["digests"] == [xxhash.xxh3_128(piece).hexdigest() for piece in pieces]
-    counts = [min(64 * (i + 1), len(content)) for i in range(len(pieces))]
-    assert seen == [(count, len(content)) for count in counts]
+    done = [count for count, total in seen if total == len(content)]
+    assert len(done) == len(seen)
+    assert done[-1] == len(content)
+    assert all(0 <= later - earlier <= 24 for earlier, later in pairwise(done))
     assert verify(spec(path)).ok
     for block, piece in enumerate(pieces):
         _flip(path, 1024 + 64 * block)
@@ -101,6 +111,23 @@ def test_one_flipped_bit_names_shard_and_block(
     reason = "its bytes differ from the recorded ones"
     assert result.bad_blocks == [BadBlock(shard=shard, block=block, start=start, stop=stop, reason=reason)]
     assert (result.ok, result.problems, result.fingerprint) == (False, [], None)
+
+
+def test_wrong_fine_digests_in_the_sidecar_are_reported(folder: Path) -> None:
+    """Extents of a store are checked by them, and the full fingerprint does not cover them."""
+    sidecar = record(spec(folder)).sidecar
+    document = json.loads(sidecar.read_text())
+    fine = document["fine"]["shards"]
+    sidecar.write_text(
+        json.dumps({**document, "fine": {**document["fine"], "shards": [fine[0][:-1] + "g", fine[1]]}})
+    )
+    (bad,) = verify(spec(folder)).bad_blocks
+    assert (bad.shard, bad.block, bad.reason) == ("0.bin", 2, "the recorded digests of parts of it are wrong")
+    sidecar.write_text(
+        json.dumps({**document, "fine": {**document["fine"], "shards": [fine[0][:-1], fine[1]]}})
+    )
+    with pytest.raises(UnreadableCorpus, match=r"0\.bin has 319 hex digits of fine digests"):
+        verify(spec(folder))
 
 
 def test_without_recorded_hashes_every_byte_is_read_and_that_is_said(folder: Path) -> None:
@@ -160,10 +187,10 @@ def test_a_shard_truncated_while_being_read_is_reported_block_by_block(
     """The last block is hashed after the file became shorter."""
     plain = verify_module._hash_block
 
-    def truncate_first(shard: Shard, start: int) -> verify_module.Digest:
+    def truncate_first(shard: Shard, meter: Meter, start: int) -> verify_module.Digest:
         if shard.name == "0.bin" and start == 2 * BLOCK_BYTES:
             os.truncate(folder / "0.bin", 2 * BLOCK_BYTES)
-        return plain(shard, start)
+        return plain(shard, meter, start)
 
     monkeypatch.setattr(verify_module, "_hash_block", truncate_first)
     with pytest.raises(
@@ -182,11 +209,11 @@ def test_a_failing_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     plain = verify_module._hash_block
     path = write_megatron(tmp_path / "x", [[1, 2], [3]])
 
-    def break_first(shard: Shard, start: int) -> verify_module.Digest:
+    def break_first(shard: Shard, meter: Meter, start: int) -> verify_module.Digest:
         file = shard.file if broken == "tokens" else cast("MegatronIndex", shard.documents).file
         with Path("/proc/self/mem").open("rb") as memory:
             os.dup2(memory.fileno(), file.fd, inheritable=False)
-        return plain(shard, start)
+        return plain(shard, meter, start)
 
     monkeypatch.setattr(verify_module, "_hash_block", break_first)
     found = verify(spec(path))

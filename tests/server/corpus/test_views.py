@@ -23,6 +23,7 @@ PROFILES = {
     "bits": lambda draw, size: draw.integers(0, 2, size),
     "bytes": lambda draw, size: draw.choice([0, 1, 1, 2, 7], size),
     "words": lambda draw, size: draw.choice([0, 0, 1, 300], size),
+    "many": lambda draw, size: draw.integers(0, 900, size) // 3 * 7,
     "runs": lambda draw, size: np.arange(size) // 97 % 3,
     "one": lambda draw, size: np.arange(size) == size - 1,
     "all": lambda draw, size: np.ones(size, int),

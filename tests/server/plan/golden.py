@@ -12,11 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from corpus_server.plan import Plan, Sampler
+import numpy as np
+
+from corpus_server.plan import ROWS, Plan, Sampler
 from corpus_server.plan.document import VERSIONS
+from tests.packed import PackedCase, rows_of
 from tests.plans import EPOCH_ORDERS, PLAIN_ORDERS
 
 TABLES = {version: Path(__file__).with_name(f"golden_rows_{version}.json") for version in VERSIONS}
@@ -24,6 +28,8 @@ SHOWN_ROWS = 3
 
 Document = dict[str, Any]
 ShardTokens = dict[str, list[int]]
+Lengths = dict[str, list[list[int]]]
+"""Tokens of each document of each shard."""
 
 ONE_SHARD = {"web": [100_001]}
 MANY_SHARDS = {"web": [8, 3_000, 0, 9, 70_000, 1, 12_345]}
@@ -31,10 +37,14 @@ VAST = {"web": [10**12 + 7, 10**11]}
 THREE = {"web": [40_001, 9, 5_000], "code": [30_000], "math": [700, 20_001]}
 HUNDREDS = {f"source-{k:03}": [500 + 13 * k, 9 + k] for k in range(300)}
 STEPS = [0, 1, 7, 8191, 10**8, 2**40]
+DOCUMENTS: Lengths = {
+    "web": [[7 * k % 29 for k in range(400)], [], [40, 0, 3, *range(20)], [0]],
+    "code": [[3 + k % 7 for k in range(200)], [100]],
+}
 
 
-def cases() -> Iterator[tuple[str, Document, ShardTokens, list[int]]]:
-    """Yield (name, plan document, tokens of each shard, training steps)."""
+def cases() -> Iterator[tuple[str, Document, ShardTokens | Lengths, list[int]]]:
+    """Yield (name, plan document, tokens of each shard or of its documents, training steps)."""
     for order in PLAIN_ORDERS:
         for name, tokens in (("one shard", ONE_SHARD), ("many shards", MANY_SHARDS), ("vast", VAST)):
             for seed in (0, 1337, 2**64 - 1):
@@ -48,6 +58,67 @@ def cases() -> Iterator[tuple[str, Document, ShardTokens, list[int]]]:
         yield f"{order}, all together", *all_together(order), [0, 49, 50, 119, 120, 121, 500, 10**8]
     yield from bounded()
     yield from curricula()
+    yield from rows_of_kinds()
+    yield from families()
+
+
+def families() -> Iterator[tuple[str, Document, Lengths, list[int]]]:
+    """Yield members of families: windows in each order, and rows of documents."""
+    bounded_order = {"shuffle": {"block_windows": 7, "group_blocks": 3}}
+    steps = [0, 1, 7, 29, 30, 10**8]
+    for rows in ("windows", "documents"):
+        for order in (*(EPOCH_ORDERS if rows == "documents" else PLAIN_ORDERS), bounded_order):
+            stages = [
+                stage(size=12, mixture={"web": 2, "code": 1}),
+                stage(30, size=20, mixture={"code": 1, "web": 1}),
+            ]
+            for leave_out, member in ((0.1, 0), (0.5, 65_535)):
+                family = {"seed": 7, "leave_out": leave_out, "member": member}
+                fields = {"order": order, "rows": rows, "seed": 42, "seq_len": 7, "family": family}
+                yield (
+                    f"family, {rows}, {order}, leave out {leave_out}",
+                    plan(stages, **fields),
+                    DOCUMENTS,
+                    steps,
+                )
+
+
+def rows_of_kinds() -> Iterator[tuple[str, Document, Lengths, list[int]]]:
+    """Yield plans with each kind of rows but windows, which the cases above have.
+
+    Rows of eight tokens, because a kind may divide them.
+    """
+    bounded_order = {"shuffle": {"block_windows": 7, "group_blocks": 3}}
+    for kind in ROWS:
+        if kind.name == ROWS.default.name or kind.required():
+            continue
+        for order in (*(EPOCH_ORDERS if kind.is_permuted else PLAIN_ORDERS), bounded_order):
+            mixes = [
+                stage(size=12, mixture={"web": 2, "code": 1}),
+                stage(
+                    9, size=20, mixture={"code": 1, "web": 1}, exclude={"web": [[50, 700], [4_000, 4_001]]}
+                ),
+                stage(31, size=6, mixture={"web": 1}, exclude={"web": [[800, 2_000]], "code": [[3, 90]]}),
+            ]
+            for seed in (0, 2**64 - 1):
+                alone = plan([stage(size=16)], order=order, rows=kind.name, seed=seed, seq_len=7)
+                yield f"rows {kind.name}, {order}, seed {seed}", alone, DOCUMENTS, STEPS
+            fields = {"order": order, "rows": kind.name, "seed": 42, "seq_len": 7}
+            together = plan(mixes, **fields, skip_steps=[[0, 3], [12, 20]])
+            yield f"rows {kind.name}, {order}, all together", together, DOCUMENTS, [0, 6, 7, 22, 23, 10**8]
+            if kind.own_lengths:
+                changing = [
+                    stage(size=12, mixture={"web": 2, "code": 1}, seq_len=2),
+                    stage(
+                        90, size=20, mixture={"code": 1, "web": 1}, exclude={"web": [[50, 700]]}, seq_len=4
+                    ),
+                    stage(400, size=6, mixture={"web": 1}),
+                    stage(900, size=8, mixture={"code": 1, "web": 3}, seq_len=2),
+                ]
+                fields = {"order": order, "rows": kind.name, "seed": 42, "seq_len": 8}
+                document = plan(changing, **fields, skip_steps=[[0, 3], [95, 97]])
+                steps = [0, 86, 87, 394, 395, 894, 895, 10**8]
+                yield f"rows {kind.name}, {order}, lengths", document, DOCUMENTS, steps
 
 
 def curricula() -> Iterator[tuple[str, Document, ShardTokens, list[int]]]:
@@ -137,38 +208,53 @@ def plan(stages: list[Document], **fields: Any) -> Document:
     return {"seq_len": 8, "stages": stages, **fields}
 
 
-def bound(document: Document) -> Plan:
-    """Return the plan, bound to made-up fingerprints."""
-    made = Plan.from_json(document)
-    return made.bind({name: f"sampled-{name}" for name in made.sources})
+def sampler_of(case: Document) -> Sampler:
+    """Return the sampler of a case of a table: its plan, bound to made-up fingerprints."""
+    made = Plan.from_json(case["plan"])
+    made = made.bind({name: f"sampled-{name}" for name in made.sources})
+    if "shard_tokens" in case:
+        return Sampler(made, case["shard_tokens"])
+    packed = PackedCase(made.to_json(), case["documents"])
+    if made.family is not None:
+        made = made.changed(family=replace(made.family, documents=packed.ends_digests))
+        packed = PackedCase(made.to_json(), case["documents"])
+    if made.tabled is not None:
+        packed = PackedCase(made.with_digests(packed.digests).to_json(), case["documents"])
+    return packed.sampler
 
 
 def rows(sampler: Sampler, step: int) -> Document:
-    """Return the first and last rows of a step (shard, start token), and the SHA-256 of all as `<i8`."""
-    located = sampler.locate(step)[0]
-    shown = located.tolist()
+    """Return the first and last rows of a step, and the SHA-256 of all as `<i8`.
+
+    A window is its shard and start token. Another row is a list of pieces, each with its tokens; the SHA-256
+    is then of the number of pieces of each row and of all pieces.
+    """
+    if sampler.is_window:
+        located = sampler.locate(step)[0]
+        shown, hashed = located.tolist(), [located]
+    else:
+        pieces = sampler.pieces(step, range(sampler.check_part(step))).without_empty()
+        shown = [[list(piece) for piece in row] for row in rows_of(pieces)]
+        hashed = [np.diff(pieces.borders), pieces.places]
     return {
         "step": step,
         "first": shown[:SHOWN_ROWS],
         "last": shown[-SHOWN_ROWS:],
-        "sha256": hashlib.sha256(located.astype("<i8").tobytes()).hexdigest(),
+        "sha256": hashlib.sha256(b"".join(each.astype("<i8").tobytes() for each in hashed)).hexdigest(),
     }
 
 
 def table(version: int) -> Document:
     """Return the whole table of a version by name of the case."""
     made = {}
-    for name, document, shard_tokens, steps in cases():
+    for name, document, shards, steps in cases():
         if version > 1 and all(len(each["mixture"]) == 1 for each in document["stages"]):
             continue
         versioned = {"version": version, **document}
-        sampler = Sampler(bound(versioned), shard_tokens)
-        made[name] = {
-            "plan": versioned,
-            "shard_tokens": shard_tokens,
-            "id": sampler.plan.id,
-            "rows": [rows(sampler, step) for step in steps],
-        }
+        field = "documents" if document.keys() & {"rows", "family"} else "shard_tokens"
+        case = {"plan": versioned, field: shards}
+        sampler = sampler_of(case)
+        made[name] = {**case, "id": sampler.plan.id, "rows": [rows(sampler, step) for step in steps]}
     return made
 
 

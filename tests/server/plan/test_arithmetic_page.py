@@ -23,6 +23,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import Plan, Sampler
 from corpus_server.plan.dealing import deal
+from corpus_server.plan.family import Family, member_keys
 from corpus_server.plan.mixture import quantise
 from corpus_server.plan.packing import Packing, build
 from corpus_server.plan.packing.spread import Class, merge, spread
@@ -157,18 +158,18 @@ def test_rows_of_documents(vector: dict[str, Any]) -> None:
     starts, shard_ends = lengths.cumsum() - lengths, np.cumsum([sum(shard) for shard in vector["shards"]])
     seq_len, block_documents = vector["seq_len"], vector["block_documents"]
     table = build(starts, lengths, shard_ends, seq_len=seq_len, block_documents=block_documents)
-    packing = Packing(table, seq_len=seq_len, key=int(vector["key"]))
+    packing = Packing(table, key=int(vector["key"]))
     assert [packing.num_rows, packing.num_classes] == [vector["num_rows"], vector["num_classes"]]
     assert packing.costs(np.arange(packing.num_rows, dtype=np.uint64)).tolist() == vector["costs"]
     shard_tokens = [sum(shard) for shard in vector["shards"]]
-    packed = second.DocumentRows(
-        shard_tokens, documents_of(vector["shards"]), seq_len, block_documents, int(vector["key"])
-    )
+    fields, documents = {"block_documents": block_documents}, documents_of(vector["shards"])
+    packed = second.DocumentRows(second.Source("web", 0, seq_len, seq_len, fields, shard_tokens, documents))
+    packed.key = int(vector["key"])
     assert [packed.n, len(packed.first), packed.costs] == [
         vector[name] for name in ("num_rows", "num_classes", "costs")
     ]
     for row in vector["result"]:
-        pieces = packed.held(row["row"], int(row["epoch"]), [], 0)
+        pieces = packed.pieces_of(row["row"], int(row["epoch"]), [], 0)
         assert [[piece.document, piece.start, piece.tokens] for piece in pieces] == row["pieces"], row
         slots, _ = packing.slots(u64([row["row"]]), u64([row["epoch"]]))
         pieces = packing.pieces_at(slots, u64([row["epoch"]]))
@@ -183,9 +184,23 @@ def test_rows_of_ranks(vector: dict[str, Any]) -> None:
     assert second.dealt(vector["costs"], vector["world_size"]) == vector["result"]
 
 
+@pytest.mark.parametrize("vector", VECTORS["left_out"], ids=lambda vector: vector["family"]["leave_out"])
+def test_documents_that_members_leave_out(vector: dict[str, Any]) -> None:
+    family = {**vector["family"], "seed": int(vector["family"]["seed"])}
+    values = vector.get("values", ())
+    source = second.Source(vector["name"], 0, 1, 1, {}, [], [], values=values)
+    left_out = second.LeftOut(family, source, lambda unit: (0, 0))
+    documents = [int(document) for document in vector["documents"]]
+    assert [left_out.leaves_out(document) for document in documents] == vector["result"]
+    own = Family.from_json(family)
+    keys = member_keys(own.keys([vector["name"]]), own.member)
+    numbers = second.numbers_by(values) if values else documents
+    assert own.leaves_out(keys, np.array(numbers, np.uint64)).tolist() == vector["result"]
+
+
 def test_the_page_has_vectors_of_every_part() -> None:
     parts = {"mix", "key", "round_keys", "permute", "draw", "units", "slots", "classes", "patterns", "rows"}
-    assert set(VECTORS) == parts | {"documents", "joins", "ranks"}
+    assert set(VECTORS) == parts | {"documents", "joins", "left_out", "ranks"}
 
 
 @pytest.mark.parametrize("order", PLAIN_ORDERS)
@@ -200,6 +215,10 @@ def fingerprints(plan: SecondPlan) -> dict[str, str]:
     return {name: f"sampled-{name}" for name in plan.sources}
 
 
+def pieces_of(plan: SecondPlan, step: int) -> list[list[tuple[int, int, int]]]:
+    return [plan.pieces(step, row) for row in range(plan.global_batch_size(step))]
+
+
 def rows_of(plan: SecondPlan, step: int) -> list[tuple[int, int]]:
     return [plan.located(step, row) for row in range(plan.global_batch_size(step))]
 
@@ -207,13 +226,19 @@ def rows_of(plan: SecondPlan, step: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_rows(name: str) -> None:
     case = GOLDEN[name]
-    plan = SecondPlan(case["plan"], case["shard_tokens"])
+    are_windows = case["plan"].get("rows", "windows") == "windows"
+    plan = (
+        SecondPlan(case["plan"], case["shard_tokens"])
+        if "shard_tokens" in case
+        else PackedCase(case["plan"], case["documents"]).second
+    )
     assert plan.id(fingerprints(plan)) == case["id"]
     for shown in case["rows"]:
-        rows = rows_of(plan, shown["step"])
-        assert [list(row) for row in rows[:3]] == shown["first"]
-        assert [list(row) for row in rows[-3:]] == shown["last"]
-        packed = b"".join(struct.pack("<qq", *row) for row in rows)
+        rows: list[Any] = (rows_of if are_windows else pieces_of)(plan, shown["step"])
+        numbers = [*(len(row) for row in rows), *chain(*chain(*rows))] if not are_windows else chain(*rows)
+        assert json.loads(json.dumps(rows[:3])) == shown["first"]
+        assert json.loads(json.dumps(rows[-3:])) == shown["last"]
+        packed = b"".join(struct.pack("<q", number) for number in numbers)
         assert hashlib.sha256(packed).hexdigest() == shown["sha256"]
 
 
@@ -406,6 +431,9 @@ def draw_packed_plan(random: Random) -> PackedCase:
     document, shard_tokens = draw_plan(random, draw_short_shards)
     if random.random() < 0.1:
         document["seq_len"] = 2048  # so that lengths are merged
+        document["stages"] = [
+            {k: v for k, v in each.items() if k != "seq_len"} for each in document["stages"]
+        ]
         shard_tokens = {name: [100 * tokens for tokens in shards] for name, shards in shard_tokens.items()}
     seq_len = document["seq_len"]
     document.pop("stride", None)
@@ -413,8 +441,10 @@ def draw_packed_plan(random: Random) -> PackedCase:
     if document.get("order") in NO_EPOCH_ORDERS:
         document["order"] = EPOCH_ORDERS[-1]
     apart = random.choice((1, 10, 300))
+    has_lengths = random.random() < 0.6
     for number, stage in enumerate(document["stages"]):
-        stage.pop("seq_len", None)
+        if not has_lengths:
+            stage.pop("seq_len", None)
         stage.update(from_step=number * apart, mixture=dict.fromkeys(stage["mixture"], 1))
     block_documents = random.choice(({}, {"block_documents": random.choice((1, 2, 5, 20, 100))}))
     document["rows"] = {"documents": block_documents}
@@ -422,13 +452,42 @@ def draw_packed_plan(random: Random) -> PackedCase:
         name: tuple(tuple(draw_lengths(random, seq_len, tokens)) for tokens in shards)
         for name, shards in shard_tokens.items()
     }
-    return PackedCase(document, lengths)
+    if random.random() < 0.4:
+        document["rows"]["documents"]["begin"] = random.random() < 0.8
+    eot_first = random.random() < 0.4
+    is_cut = random.random() < 0.5
+    opened = {name: draw_open(random, shards) if is_cut else () for name, shards in lengths.items()}
+    if not eot_first:
+        opened = {name: last_of(shards, opened[name]) for name, shards in lengths.items()}
+    return PackedCase(document, lengths, eot_first, opened)
 
 
-def accepted_packed_plan(random: Random) -> PackedCase:
-    """Return a random plan with rows of documents that the server accepts."""
+def draw_open(random: Random, shards: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the first document that is not empty of some shards."""
+    firsts = accumulate(map(len, shards), initial=0)
+    found = [
+        first + next(number for number, length in enumerate(lengths) if length)
+        for first, lengths in zip(firsts, shards, strict=False)
+        if any(lengths)
+    ]
+    return tuple(number for number in found if random.random() < 0.7)
+
+
+def last_of(shards: Sequence[Sequence[int]], opened: Sequence[int]) -> tuple[int, ...]:
+    """Return the last document that is not empty of those shards, if it has two tokens or more."""
+    found, first = list[int](), 0
+    for lengths in shards:
+        its = [number for number, length in enumerate(lengths, first) if length]
+        if its and its[0] in opened and lengths[its[-1] - first] > 1:
+            found.append(its[-1])
+        first += len(lengths)
+    return tuple(found)
+
+
+def accepted_case(random: Random, draw: Callable[[Random], PackedCase]) -> PackedCase:
+    """Return a random plan that the server accepts."""
     while True:
-        case = draw_packed_plan(random)
+        case = draw(random)
         try:
             case.sampler  # noqa: B018
         except InvalidPlan:
@@ -436,16 +495,8 @@ def accepted_packed_plan(random: Random) -> PackedCase:
         return case
 
 
-def second_of(case: PackedCase) -> SecondPlan:
-    shard_tokens = {name: [sum(shard) for shard in shards] for name, shards in case.lengths.items()}
-    return SecondPlan(
-        case.document, shard_tokens, {name: documents_of(shards) for name, shards in case.lengths.items()}
-    )
-
-
 def check_id(case: PackedCase, plan: SecondPlan) -> None:
-    digests = {name: second.lengths_digest(plan.documents[name]) for name in plan.sources}
-    bound = case.sampler.plan.bind(fingerprints(plan)).with_digests(digests)
+    bound = case.sampler.plan.bind(fingerprints(plan)).with_digests(case.digests)
     assert plan.canonical_json(fingerprints(plan)) == bound.canonical_json
     assert plan.id(fingerprints(plan)) == bound.id
 
@@ -459,8 +510,9 @@ def check_rows(case: PackedCase, plan: SecondPlan, step: int) -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["documents"], ids=lambda vector: vector["plan"]["seq_len"])
 def test_plans_with_rows_of_documents(vector: dict[str, Any]) -> None:
-    case = PackedCase(vector["plan"], vector["lengths"])
-    plan = second_of(case)
+    opened = {name: tuple(numbers) for name, numbers in vector.get("opened", {}).items()}
+    case = PackedCase(vector["plan"], vector["lengths"], vector.get("eot_first", False), opened)
+    plan = case.second
     check_id(case, plan)
     assert plan.id(fingerprints(plan)) == vector["id"]
     for each in vector["rows"]:
@@ -477,15 +529,15 @@ def test_the_id_holds_digests_of_the_documents_of_files(tmp_path: Path) -> None:
     case = PackedCase(document, {"c": tuple(tuple(map(len, texts)) for texts in shards)})
     with Catalog.open([spec(tmp_path, eot=0)]) as catalog:
         bound = catalog.bind(Plan.from_json(document), Budget()).plan
-    assert second_of(case).id(bound.fingerprints) == bound.id
+    assert case.second.id(bound.fingerprints) == bound.id
 
 
 @pytest.mark.parametrize("first", range(0, PLANS, PLANS_A_TEST))
 def test_random_plans_with_rows_of_documents(first: int) -> None:
     for seed in range(first, first + PLANS_A_TEST):
         random = Random(seed)
-        case = accepted_packed_plan(random)
-        plan = second_of(case)
+        case = accepted_case(random, draw_packed_plan)
+        plan = case.second
         check_id(case, plan)
         steps = draw_steps(random, case.document)
         for step in random.sample(steps, min(3, len(steps))):
@@ -493,10 +545,68 @@ def test_random_plans_with_rows_of_documents(first: int) -> None:
                 check_rows(case, plan, step)
 
 
+# Random plans of families
+
+
+def draw_family_plan(random: Random) -> PackedCase:
+    """Return a plan of a family, with windows or rows of documents; the server may refuse it."""
+    case = draw_packed_plan(random).without("exclude")
+    fields: dict[str, Any] = {
+        "leave_out": random.choice((0.1, 0.5, 0.9, random.random())),
+        "member": random.choice((0, 1, random.randrange(2**16))),
+    }
+    if random.random() < 0.8:
+        fields["seed"] = random.choice((0, 7, 2**64 - 1))
+    case = case.with_fields(family=fields)
+    if random.random() < 0.3:
+        case = case.by("site", distinct=random.choice((2, 30)))
+    if random.random() < 0.5:
+        return case
+    document = {**case.without("seq_len").document, "rows": "windows", "order": draw_order(random)}
+    if str(document["order"]) not in STRIDES and random.random() < 0.4:
+        document["stride"] = random.randint(1, 3 * document["seq_len"])
+    return PackedCase(document, case.lengths, values=case.values)
+
+
+@pytest.mark.parametrize("first", range(0, PLANS, PLANS_A_TEST))
+def test_random_plans_of_families(first: int) -> None:
+    for seed in range(first, first + PLANS_A_TEST):
+        random = Random(seed)
+        case = accepted_case(random, draw_family_plan)
+        plan = case.second
+        family = {"family": {**case.document["family"], "documents": case.ends_digests}}
+        if case.values:
+            family["family"]["values"] = case.values_digests
+        document = case.with_fields(**family).document
+        bound = Plan.from_json(document).bind(fingerprints(plan)).with_digests(case.digests)
+        assert plan.canonical_json(fingerprints(plan)) == bound.canonical_json
+        for step in draw_steps(random, case.document)[:3]:
+            if step < 1000 or len(plan.sources) == 1:
+                check_rows(case, plan, step)
+
+
+def test_random_plans_of_families_cover_what_the_page_defines() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(PLANS // 5):
+        case = accepted_case(Random(seed), draw_family_plan)
+        rows, order = case.document["rows"], case.document.get("order", "shuffle")
+        kind = "windows" if rows == "windows" else "documents"
+        counts[f"{kind} {order if isinstance(order, str) else 'bounded'}"] += 1
+        counts["seed left out"] += "seed" not in case.document["family"]
+        counts["by"] += bool(case.values)
+    windows = {f"windows {each}" for each in (*PLAIN_ORDERS, "bounded")}
+    documents = {f"documents {each}" for each in (*EPOCH_ORDERS, "bounded")}
+    assert set(counts) == {"seed left out", "by"} | windows | documents
+    assert min(counts.values()) > PLANS // 5 // 50
+
+
 def packed_features(case: PackedCase) -> set[str]:
     found = features(case.document, {})
     block_documents = case.document["rows"]["documents"].get("block_documents")
     found.add("blocks" if block_documents else "block_documents left out")
+    found |= {"begin"} if case.document["rows"]["documents"].get("begin") else set()
+    found |= {"end-of-text first"} if case.eot_first else set()
+    found |= {"open documents"} if any(case.opened.values()) else set()
     for shards in case.lengths.values():
         if any(0 in shard for shard in shards):
             found.add("empty document")
@@ -515,8 +625,9 @@ def test_random_plans_with_rows_of_documents_cover_what_the_page_defines() -> No
     )
     assert set(counts) == {
         *(f"order {each}" for each in (*EPOCH_ORDERS, "bounded", "left out")),
-        *("skip_steps", "exclude", "stages", "shards", "blocks", "block_documents left out"),
+        *("skip_steps", "exclude", "stages", "seq_len", "shards", "blocks", "block_documents left out"),
         *(f"mixture of version {each}" for each in (1, 2, "left out")),
         *("empty document", "document in several pieces", "merged lengths"),
+        *("begin", "end-of-text first", "open documents"),
     }
     assert min(counts.values()) > PLANS // 5 // 40

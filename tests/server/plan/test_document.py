@@ -13,8 +13,8 @@ from hypothesis import given
 
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import BoundedShuffle, MegatronOrder, Plan, Stage, document
+from corpus_server.plan.amounts import MAX_SOURCES
 from corpus_server.plan.document import MAX_RANGES_IN_FORCE, MAX_STAGE_SOURCES, MAX_STAGES
-from corpus_server.plan.stage import MAX_SOURCES
 from tests.plans import PLAIN_ORDERS, Case, small_plans
 from tests.reference import one_source
 
@@ -146,6 +146,9 @@ MISTAKES: list[tuple[str, object, str, str]] = [
         )
     ),
     ("typing-error", {"sed": 1}, "sed", "unknown field 'sed'; did you mean 'seed'"),
+    ("of-a-stage", {"global_batch_size": 8}, "global_batch_size", "it belongs into each of `stages`$"),
+    ("of-a-draft", {"epochs": {"web": 1}}, "epochs", "it belongs into each of `stages`$"),
+    ("of-a-url", {"corpus": "web"}, "corpus", "`mixture` of each of `stages` says it$"),
     ("unknown", {"zzzzzz": 1}, "zzzzzz", "unknown field 'zzzzzz'$"),
     *(
         (f"skip-steps-{name}", {"skip_steps": wrong}, "skip_steps", message)
@@ -391,7 +394,7 @@ def test_a_stage_has_a_bounded_number_of_sources() -> None:
     mixture = {f"c{n}": 1.0 for n in range(MAX_SOURCES)}
     assert len(Stage(global_batch_size=1, mixture=mixture).mixture) == MAX_SOURCES
     for wrong in ({**mixture, "more": 1.0}, {}):
-        with pytest.raises(InvalidPlan, match=f"an object of 1 to {MAX_SOURCES} corpus names and weights"):
+        with pytest.raises(InvalidPlan, match=f"an object of 1 to {MAX_SOURCES} corpus names and numbers"):
             Stage(global_batch_size=1, mixture=wrong)
 
 

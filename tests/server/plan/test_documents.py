@@ -1,42 +1,29 @@
-"""Rows of documents in plans: each prediction once an epoch, backwards, and with what is excluded.
+"""Rows of documents in plans: each prediction once an epoch, ranks that are balanced, and what is excluded.
 
-How a source is packed is tested in `packing/`. Here are mixtures, stages, skips and orders over its rows.
+How a source is packed is tested in `test_packing.py`, and what all kinds of rows must do in `test_rows.py`.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.dealing import deal
-from corpus_server.plan.layouts import LAYOUTS
-from corpus_server.plan.questions.diff import compare
 from corpus_server.plan.questions.lookup import look_up
 from corpus_server.plan.questions.usage import count_usage
-from corpus_server.work import Budget, Limits
-from tests.packed import PackedCase, packed_plans, ranges_of
-from tests.plans import EPOCH_ORDERS, bounded
+from corpus_server.work import Budget
+from tests.packed import PackedCase, packed_plans
+from tests.plans import EPOCH_ORDERS
 
 STEPS = 20
 BASE = {"seq_len": 8, "stages": [{"global_batch_size": 4, "mixture": {"web": 1}}], "rows": "documents"}
 PERMUTING = ", ".join(EPOCH_ORDERS)
-
-
-def some(case: PackedCase) -> PackedCase:
-    """The case, if its exclusions leave something of every source."""
-    try:
-        _ = case.sampler
-    except InvalidPlan as error:
-        assume("exclude leaves none" not in error.detail)
-        raise
-    return case
 
 
 @settings(deadline=None, max_examples=50)
@@ -61,29 +48,10 @@ def test_every_prediction_comes_once_an_epoch(case: PackedCase) -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(packed_plans(), st.integers(0, 9), st.data())
-def test_world_size_and_count_change_nothing(case: PackedCase, step: int, data: st.DataObject) -> None:
-    sampler, whole = some(case).sampler, case.rows_of(step)
-    world_size = data.draw(st.sampled_from([n for n in range(1, 7) if len(whole) % n == 0]))
-    size, ranks = len(whole) // world_size, []
-    for rank in range(world_size):
-        pieces, borders = sampler.pieces(step, range(rank * size, (rank + 1) * size))
-        ranks += [pieces[low:high].tolist() for low, high in itertools.pairwise(borders)]
-    assert [[list(piece) for piece in row] for row in whole] == ranks
-    try:
-        sampler.check_part(step, count=3)
-    except InvalidParameter:
-        return  # the batch size changes
-    together, _ = sampler.pieces(step, range(len(whole)), count=3)
-    alone = [piece for each in range(step, step + 3) for row in case.rows_of(each) for piece in row]
-    assert list(map(tuple, together.tolist())) == alone
-
-
-@settings(deadline=None, max_examples=40)
-@given(packed_plans(), st.integers(0, 9), st.data())
+@given(packed_plans(lengths=True), st.integers(0, 9), st.data())
 def test_balanced_ranks_share_the_same_rows(case: PackedCase, step: int, data: st.DataObject) -> None:
     """By what their pieces cost, the excluded ones included; in all steps that are asked for together."""
-    plain, sampler = some(case).sampler, case.balanced().sampler
+    plain, sampler = case.accepted().sampler, case.balanced().sampler
     whole, size = case.rows_of(step), plain.check_part(step)
     world_size = data.draw(st.sampled_from([n for n in range(1, 7) if size % n == 0]))
     costs = [sum(count**2 for *_, count in row) for row in case.without("exclude").rows_of(step)]
@@ -109,7 +77,7 @@ def test_balanced_ranks_share_the_same_rows(case: PackedCase, step: int, data: s
 @given(packed_plans())
 def test_an_exclusion_replaces_only_its_pieces_and_by_pieces_of_their_class(case: PackedCase) -> None:
     """All else stays as it was: other pieces of the row, other rows, other sources."""
-    skipless = some(case).with_fields(skip_steps=[])
+    skipless = case.accepted().with_fields(skip_steps=[])
     blocks = {piece: block for piece, _, block in case.cut()}
     longest = case.document["seq_len"] + 1
     denied: dict[str, set[int]] = {name: set() for name in case.lengths}
@@ -129,41 +97,6 @@ def test_an_exclusion_replaces_only_its_pieces_and_by_pieces_of_their_class(case
                 assert blocks[piece] == blocks[its]
 
 
-@settings(deadline=None, max_examples=50)
-@given(packed_plans(), st.data())
-def test_a_look_up_finds_every_row_and_no_other(case: PackedCase, data: st.DataObject) -> None:
-    """Against going through all rows: which row, where it begins, and where in it the tokens begin."""
-    some(case)
-    name = data.draw(st.sampled_from(sorted(case.lengths)))
-    start, stop = data.draw(ranges_of(sum(map(sum, case.lengths[name]))))
-    skipless = case.with_fields(skip_steps=[])
-    expected = []
-    bare = skipless.without("exclude")
-    for held, before in zip(skipless.run(STEPS), bare.run(STEPS), strict=True):
-        touched = [
-            place
-            for place, piece in enumerate(held.pieces)
-            if set(case.tokens(piece)) & {*range(start, stop)}
-        ]
-        if held.source == name and held.epoch < 2 and touched:
-            offset = sum(count for _, _, count in held.pieces[: touched[0]])
-            offset += max(0, start - case.tokens(held.pieces[touched[0]]).start)
-            replaced = any(held.pieces[place] != before.pieces[place] for place in touched)
-            place = held.plan_step, held.row, held.epoch
-            expected.append((*place, *held.pieces[0][:2], offset, replaced))
-    found = look_up(case.sampler, name, start, stop, Budget(), epochs=2).rows
-    answered = [
-        (each.plan_step, each.row, each.epoch, each.shard, each.start, each.offset, each.substitute)
-        for each in found
-        if each.plan_step < STEPS
-    ]
-    assert answered == expected
-    skips = case.sampler.plan.skip_steps
-    for each in found:
-        skipped = any(first <= each.plan_step < end for first, end in skips.to_json())
-        assert each.step == (None if skipped else skips.outside_before(each.plan_step))
-
-
 def test_a_piece_that_stands_in_for_many_is_found_in_all_their_rows() -> None:
     stage = {"global_batch_size": 1, "mixture": {"web": 1}, "exclude": {"web": [[4, 120]]}}
     case = PackedCase({**BASE, "stages": [stage]}, {"web": ((4,) * 30,)})
@@ -178,54 +111,6 @@ def test_a_place_that_is_left_empty_is_not_where_a_look_up_points() -> None:
     case = PackedCase({"seq_len": 12, "seed": 0, "rows": rows, "stages": [stage]}, {"a": ((5, 4),)})
     found = look_up(case.sampler, "a", 2, 9, Budget(), epochs=8).rows
     assert [(each.epoch, each.offset) for each in found] == [(epoch, 2) for epoch in range(8)]
-
-
-@settings(deadline=None, max_examples=30)
-@given(packed_plans(), packed_plans())
-def test_the_first_step_that_differs_is_found(case: PackedCase, other: PackedCase) -> None:
-    """With other stages, and with other exclusions, over the same documents."""
-    last = case.document["stages"][-1]
-    some(case)
-    for stages in (other.document["stages"], [*case.document["stages"][:-1], {**last, "exclude": {}}]):
-        second = case.with_fields(stages=[{**stage, "exclude": {}} for stage in stages])
-        assume(set(second.document["stages"][0]["mixture"]) <= set(case.lengths))
-        compared = compare(case.sampler, second.sampler, Budget(Limits(rows=2**14)), num_steps=1)
-        until = STEPS if compared.compared_until is None else min(STEPS, compared.compared_until)
-        differs = [step for step in range(until) if named_rows(case, step) != named_rows(second, step)]
-        first = compared.first_step if compared.first_step is None or compared.first_step < until else None
-        assert first == (differs[0] if differs else None)
-
-
-def named_rows(case: PackedCase, step: int) -> list[list[Any]]:
-    """The rows of a training step, with names of shards that hold in every plan."""
-    return [[(case.shards[shard], *rest) for shard, *rest in row] for row in case.rows_of(step)]
-
-
-@settings(deadline=None, max_examples=60)
-@given(packed_plans(), st.integers(1, 5), st.integers(1, 3), st.integers(0, 9))
-def test_what_is_read_ahead_and_staged_holds_the_rows(
-    case: PackedCase, blocks: int, groups: int, number: int
-) -> None:
-    """Rows of a group lie in its extents, and rows are numbered shard by shard."""
-    sampler = some(case.with_fields(order=bounded(blocks, groups))).sampler
-    rows = sampler.rows
-    assert rows.shard_row is not None
-    assert rows.shard_row.size == len(case.shards) + 1
-    every = np.arange(rows.first_row[-1], dtype="uint64")
-    exclusions = map(sampler.exclusion_at, range(len(sampler.plan.stages)))
-    for source, exclusion in itertools.product(range(len(sampler.plan.sources)), exclusions):
-        its = every[int(rows.first_row[source]) : int(rows.first_row[source + 1])]
-        epochs = np.full(its.size, 3, dtype="uint64")
-        pieces, borders = rows.pieces(source, its, epochs, exclusion)
-        of = np.repeat(its, np.diff(borders))
-        assert (rows.shard_row[pieces[:, 0]] <= of).all()
-        assert (of < rows.shard_row[pieces[:, 0] + 1]).all()
-        extents = sampler.group_extents(source, number)
-        assert len(set(extents)) == len(extents)
-        held = {(shard, token) for shard, start, stop in extents for token in range(start, stop)}
-        for start, stop in (sampler.order.group_rows(source, number) + rows.first_row[source]).tolist():
-            for shard, begin, count in pieces[(of >= start) & (of < stop)].tolist():
-                assert {(shard, token) for token in range(begin, begin + count)} <= held
 
 
 def test_usage_counts_rows_and_epochs() -> None:
@@ -253,18 +138,9 @@ def test_one_spelling_of_rows_is_kept(rows: Any) -> None:
     assert plan == Plan.spelled({"corpus": "web", "seq_len": 8, "batch_size": 4, "rows": "documents"})
 
 
-@pytest.mark.parametrize("rows", [{}, {"rows": "windows"}], ids=str)
-def test_windows_are_left_out_of_the_document(rows: Any) -> None:
-    plan = Plan.from_json({name: value for name, value in BASE.items() if name != "rows"} | rows)
-    assert plan.rows == LAYOUTS.default
-    assert "rows" not in plan.to_json()
-
-
 @pytest.mark.parametrize(
     ("change", "parameter", "message"),
     [
-        ({"rows": "lines"}, "rows", "rows must be one of windows, documents, got 'lines'"),
-        ({"rows": {"windows": {}}}, "rows", "rows must be one of windows, documents, got {'windows': {}}"),
         (
             {"rows": {"documents": {"block_documents": 0}}},
             "rows.documents.block_documents",
@@ -300,10 +176,30 @@ def test_windows_are_left_out_of_the_document(rows: Any) -> None:
             "stride must be left out or seq_len (8) with rows documents, which have no windows, got 9",
         ),
         (
-            {"stages": [{"global_batch_size": 4, "mixture": {"web": 1}, "seq_len": 4}]},
+            {
+                "seq_len": 2**17,
+                "stages": [
+                    {
+                        "from_step": n,
+                        "global_batch_size": 2**n,
+                        "seq_len": 2 ** (17 - n),
+                        "mixture": {"web": 1},
+                    }
+                    for n in range(17)
+                ],
+            },
+            "stages[].seq_len",
+            "stages[].seq_len must be of at most 16 values with the plan's, with rows documents, got "
+            f"{tuple(2**n for n in range(17, 0, -1))}",
+        ),
+        (
+            {
+                "seq_len": 2,
+                "rows": {"documents": {"begin": True}},
+                "stages": [{"global_batch_size": 4, "seq_len": 1, "mixture": {"web": 1}}],
+            },
             "stages[0].seq_len",
-            "stages[0].seq_len must be left out or 8 with rows documents, which are packed for one length, "
-            "got 4",
+            "stages[0].seq_len must be at least 2 where each row begins with a document, got 1",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

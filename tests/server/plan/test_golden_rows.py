@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from corpus_server.plan import Sampler
 from tests.server.plan import golden
 
 TABLES = {version: json.loads(path.read_text()) for version, path in golden.TABLES.items()}
@@ -18,7 +17,7 @@ TABLES = {version: json.loads(path.read_text()) for version, path in golden.TABL
 def test_a_plan_of_a_version_has_these_rows(version: int, name: str) -> None:
     case = TABLES[version][name]
     assert case["plan"]["version"] == version
-    sampler = Sampler(golden.bound(case["plan"]), case["shard_tokens"])
+    sampler = golden.sampler_of(case)
     assert sampler.plan.id == case["id"]
     assert [golden.rows(sampler, each["step"]) for each in case["rows"]] == case["rows"]
 

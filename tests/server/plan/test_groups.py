@@ -51,8 +51,8 @@ def test_the_inverse_finds_every_position(
 ) -> None:
     sampler = make(num_windows, block_windows, group_blocks, seed)
     positions = np.arange(5 * num_windows, 8 * num_windows, dtype=np.uint64)
-    windows, epochs = sampler.rows_at(0, positions)
-    assert (sampler.positions_of(0, windows, epochs) == positions).all()
+    windows, epochs = sampler.laid[0].rows_at(0, positions)
+    assert (sampler.laid[0].positions_of(0, windows, epochs) == positions).all()
 
 
 @given(**sizes)

@@ -1,4 +1,4 @@
-"""Plans in Megatron's order: what their tables take, how many steps they have, what is refused."""
+"""Plans in orders of samples: what their tables take, how many steps they have, what is refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan import Plan, Sampler
-from corpus_server.plan.orders import megatron
-from corpus_server.plan.orders.megatron import Table
+from corpus_server.plan.orders import samples
+from corpus_server.plan.orders.samples import Table
 from corpus_server.plan.questions.diff import compare
 from corpus_server.plan.streams import Sequences
 from corpus_server.work import Budget
@@ -22,13 +22,17 @@ FIRST = {"a": 0, "b": 12}
 
 
 def plan(
-    num_samples: int, stages: list[tuple[int, int]], skip_steps: list[list[int]] | None = None, **order: Any
+    num_samples: int,
+    stages: list[tuple[int, int]],
+    skip_steps: list[list[int]] | None = None,
+    name: str = "megatron",
+    **order: Any,
 ) -> Plan:
     """A plan of both corpora, or of `a` alone, whose stages begin at steps and have batch sizes."""
     mixture = dict(zip(order.get("blend", ["a"]), order.get("weights", [1]), strict=True))
     document = {
         "seq_len": 4,
-        "order": {"megatron": {"num_samples": num_samples, **order}},
+        "order": {name: {"num_samples": num_samples, **order}},
         "stages": [
             {"from_step": step, "global_batch_size": size, "mixture": mixture} for step, size in stages
         ],
@@ -37,8 +41,8 @@ def plan(
     return Plan.from_json(document)
 
 
-def both(num_samples: int, weights: list[float]) -> Plan:
-    return plan(num_samples, [(0, 1)], blend=["b", "a"], weights=weights)
+def both(num_samples: int, weights: list[float], name: str = "megatron") -> Plan:
+    return plan(num_samples, [(0, 1)], blend=["b", "a"], weights=weights, name=name)
 
 
 def sequences(made: Plan) -> dict[str, Sequences]:
@@ -73,15 +77,15 @@ def test_a_table_has_a_size_that_is_bounded(
 ) -> None:
     """16 bytes a document of the streams, 8 a sample of them and 6 a sample of the run."""
     found = sequences(made)
-    assert megatron.MAX_BYTES == 4 * 2**30
-    monkeypatch.setattr(megatron, "MAX_BYTES", num_bytes)
+    assert samples.MAX_BYTES == 16 * 2**30
+    monkeypatch.setattr(samples, "MAX_BYTES", num_bytes)
     assert made.order.check_size(found, seq_len=4) == shuffled
-    monkeypatch.setattr(megatron, "MAX_BYTES", num_bytes - 1)
+    monkeypatch.setattr(samples, "MAX_BYTES", num_bytes - 1)
     with pytest.raises(InvalidPlan) as caught:
         made.order.check_size(found, seq_len=4)
     num_samples = made.order.num_samples
     assert caught.value.detail == (
-        f"Megatron's tables of {num_samples} samples have {num_bytes} bytes, and a plan may have at most "
+        f"the tables of {num_samples} samples have {num_bytes} bytes, and a plan may have at most "
         f"{num_bytes - 1}; order shuffle needs none"
     )
     assert (caught.value.parameter, caught.value.received) == ("order.megatron.num_samples", num_samples)
@@ -101,16 +105,26 @@ def test_a_part_of_less_than_two_tokens_is_refused(lengths: list[int], fits: boo
     assert (caught.value.parameter, caught.value.received) == ("order.megatron.split", [1.0, 1.0])
 
 
-def test_a_blend_that_takes_more_than_is_drawn_is_refused() -> None:
-    short, long = build(both(8, [1, 1])), build(both(11, [1, 1]))
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("megatron", "Megatron draws 5; Megatron refuses this blend, too"),
+        (
+            "neox",
+            "GPT-NeoX draws 5; GPT-NeoX then gives some again, which this order does not; ask for fewer "
+            "num_samples",
+        ),
+    ],
+)
+def test_a_blend_that_takes_more_than_is_drawn_is_refused(name: str, said: str) -> None:
+    short, long = build(both(8, [1, 1], name)), build(both(14, [1, 1]))
     table = Table(*short[:5], *build(both(10, [1, 1]))[5:])
-    assert sampler(both(10, [1, 1]), table).num_steps == 10
+    assert sampler(both(10, [1, 1], name), table).num_steps == 10
+    table = Table(*short[:5], *[array[:11] for array in long[5:7]], long[7])
     with pytest.raises(InvalidPlan) as caught:
-        sampler(both(11, [1, 1]), Table(*short[:5], *long[5:]))
-    assert caught.value.detail == (
-        "the blend takes 6 samples of 'b', and Megatron draws 5; Megatron refuses this blend, too"
-    )
-    assert caught.value.parameter == "order.megatron.weights"
+        sampler(both(11, [1, 1], name), table)
+    assert caught.value.detail == f"the blend takes 6 samples of 'b', and {said}"
+    assert caught.value.parameter == f"order.{name}.weights"
 
 
 @pytest.mark.parametrize(
@@ -150,8 +164,8 @@ def test_steps_beyond_the_samples_are_refused(step: int, count: int, accepted: s
         found.check_part(step, count=count)
     error = caught.value
     assert error.detail == (
-        f"the plan's samples make 3 steps, and step {step} with count {count} ends beyond; give the loader "
-        "num_steps=3, or the plan a larger num_samples"
+        f"the plan's order ends after 3 steps, and step {step} with count {count} ends beyond; give the "
+        "loader num_steps=3, or the plan's order a longer run"
     )
     assert (error.parameter, error.received, error.accepted) == ("step", step, accepted)
 

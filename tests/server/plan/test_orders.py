@@ -8,22 +8,22 @@ import pytest
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan.declared import declared_fields
-from corpus_server.plan.named import require_complete
-from corpus_server.plan.orders import INLINE, ORDERS, BoundedShuffle, MegatronOrder, inline_order, order_kind
+from corpus_server.plan.named import Registry
+from corpus_server.plan.orders import ORDERS, BoundedShuffle, MegatronOrder
 from corpus_server.plan.orders.order import Order
 from corpus_server.plan.orders.sequential import Sequential
 from tests.plans import PLAIN_ORDERS
 
 
 def order_from_json(document: object) -> Order:
-    return order_kind.take("order", document)  # type: ignore[no-any-return]
+    return ORDERS.kind.take("order", document)  # type: ignore[no-any-return]
 
 
 def test_a_bounded_shuffle() -> None:
     order = BoundedShuffle(block_windows=16384, group_blocks=64)
     document = {"shuffle": {"block_windows": 16384, "group_blocks": 64}}
     assert (order.to_json(), str(order)) == (document, "shuffle 64 x 16384")
-    assert order_from_json(document) == order == inline_order(None, document["shuffle"])
+    assert order_from_json(document) == order == ORDERS.spelled(None, document["shuffle"])
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,9 @@ def test_what_is_no_order_of_megatron_is_refused(fields: dict[str, Any], name: s
 
 
 ACCEPTED = (
-    f'one of {", ".join(PLAIN_ORDERS)}, or {{"shuffle": {{"block_windows": ..., "group_blocks": ...}}}}, '
-    'or {"megatron": {"num_samples": ...}}'
+    f"one of {', '.join(PLAIN_ORDERS)}, olmo, "
+    'or {"shuffle": {"block_windows": ..., "group_blocks": ...}}, '
+    'or {"megatron": {"num_samples": ...}}, or {"neox": {"num_samples": ...}}'
 )
 
 
@@ -105,7 +106,7 @@ ACCEPTED = (
     ("document", "message"),
     [
         ({}, f"order must be {ACCEPTED}, got {{}}"),
-        ("reversed", f"order must be {ACCEPTED}, got 'reversed'"),
+        ("no-order", f"order must be {ACCEPTED}, got 'no-order'"),
         ({"random": {}}, f"order must be {ACCEPTED}, got {{'random': {{}}}}"),
         ({"shuffle": 1, "megatron": 2}, f"order must be {ACCEPTED}, got {{'shuffle': 1, 'megatron': 2}}"),
         ({"shuffle": []}, "order.shuffle must be a JSON object, got list"),
@@ -126,18 +127,18 @@ def test_what_is_no_order_is_refused(document: object, message: str) -> None:
 
 @pytest.mark.parametrize("order", [each for each in ORDERS if not declared_fields(each)], ids=PLAIN_ORDERS)
 def test_an_order_without_fields_is_its_name(order: type[Order]) -> None:
-    assert order_from_json(order.name) == order() == inline_order(order.name, {})
-    assert (order().to_json(), str(order()), order.name in INLINE) == (
+    assert order_from_json(order.name) == order() == ORDERS.spelled(order.name, {})
+    assert (order().to_json(), str(order()), order.name in ORDERS.inline) == (
         order.name,
         order.name,
         order.is_inline,
     )
 
 
-@pytest.mark.parametrize("name", ["megatron", "reversed"])
+@pytest.mark.parametrize("name", ["megatron", "no-order"])
 def test_a_query_spells_only_orders_that_it_can_say_all_of(name: str) -> None:
     with pytest.raises(InvalidParameter, match=r"order must be one of shuffle, .*, got"):
-        inline_order(name, {})
+        ORDERS.spelled(name, {})
 
 
 def test_an_order_that_lacks_a_method_cannot_be_registered() -> None:
@@ -147,4 +148,4 @@ def test_an_order_that_lacks_a_method_cannot_be_registered() -> None:
         working_set = Sequential.working_set
 
     with pytest.raises(TypeError, match=r"order Unfinished lacks offsets_of, sentence$"):
-        require_complete("order", Unfinished)
+        Registry(Unfinished)

@@ -50,7 +50,7 @@ class Source(NamedTuple):
     def packing(self, seed: int = 0) -> Packing:
         arrays = [np.array(each, dtype=np.int64) for each in (self.starts, self.lengths, self.shard_ends)]
         table = build(*arrays, seq_len=self.seq_len, block_documents=self.block_documents)
-        return Packing(table, seq_len=self.seq_len, key=stream_key("documents", seed, "web"))
+        return Packing(table, key=stream_key("documents", seed, "web"))
 
     def pieces(self) -> Counter[tuple[int, int, int]]:
         """Document, first token and tokens of each piece, cut by the book."""
@@ -243,7 +243,7 @@ def test_millions_of_pieces(num_documents: int, median: int, seq_len: int, block
     starts = lengths.cumsum() - lengths
     shard_ends = np.array([starts[num_documents // 3], lengths.sum()])
     table = build(starts, lengths, shard_ends, seq_len=seq_len, block_documents=block_documents)
-    packing = Packing(table, seq_len=seq_len, key=7)
+    packing = Packing(table, key=7)
     epoch = u64(3)
     slots, borders = packing.slots(np.arange(packing.num_rows, dtype=np.uint64), epoch)
     pieces = packing.pieces_at(slots, epoch)

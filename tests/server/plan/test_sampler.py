@@ -231,16 +231,19 @@ def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
     windows = np.arange(found.rows.first_row[1], found.rows.first_row[2], dtype="uint64")
     if not found.plan.order.has_epochs:
         with pytest.raises(InvalidParameter) as caught:
-            found.positions_of(1, windows, np.zeros(1, "uint64"))
+            found.laid[0].positions_of(1, windows, np.zeros(1, "uint64"))
         assert caught.value.parameter == "plan"
         return
     positions = np.arange(3 * windows.size, 5 * windows.size, dtype="uint64")
-    shown, epochs = found.rows_at(1, positions)
+    shown, epochs = found.laid[0].rows_at(1, positions)
     assert epochs.tolist() == [3] * windows.size + [4] * windows.size
     assert sorted(shown.tolist()) == sorted(2 * windows.tolist())
-    assert (found.positions_of(1, shown, epochs) == positions).all()
-    assert found.pieces_at(1, positions)[0][:, :2].tolist() == found.windows.locate(shown).tolist()
-    every = found.rows_at(np.ones(positions.size, dtype=np.intp), positions)
+    assert (found.laid[0].positions_of(1, shown, epochs) == positions).all()
+    assert (
+        found.pieces_at(1, positions, np.zeros(positions.size, np.int64))[0][:, :2].tolist()
+        == found.windows.locate(shown).tolist()
+    )
+    every = found.laid[0].rows_at(np.ones(positions.size, dtype=np.intp), positions)
     assert (every[0] == shown).all()
     assert (every[1] == epochs).all()
 

@@ -1,4 +1,4 @@
-"""Megatron's streams of documents: how long they are, and that each document is in them."""
+"""Streams of documents: how long they are, and that each document is in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from corpus_server.plan.streams import Drawn, Extent, Sequences, draw, extent, part_of
+from corpus_server.plan.orders.megatron import MegatronOrder
+from corpus_server.plan.orders.neox import NeoxOrder
+from corpus_server.plan.streams import Drawn, Extent, Sequences, draw, extent
 
 LENGTHS = (5, 3, 0, 4)
 SEQ_LEN = 4
@@ -43,13 +45,16 @@ def test_epochs_and_samples_that_are_needed(
     num_tokens: int, num_samples: int, seq_len: int, expected: Extent
 ) -> None:
     """The last epoch comes by itself if less than four fifths of it are needed."""
-    assert extent(num_tokens, num_samples, seq_len) == expected
+    assert extent(num_tokens, num_samples, seq_len, is_last_apart=True) == expected
+    together = extent(num_tokens, num_samples, seq_len, is_last_apart=False)
+    assert together == expected._replace(whole_samples=None)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 5, 6, 11, 40])
 def test_a_stream_holds_each_document_once_an_epoch(num_samples: int) -> None:
     own = sequences(LENGTHS, first=100)
-    needed, drawn = extent(12, num_samples, SEQ_LEN), draw(own, num_samples, SEQ_LEN, seed=3)
+    needed = extent(12, num_samples, SEQ_LEN, is_last_apart=True)
+    drawn = draw(own, num_samples, SEQ_LEN, seed=3, is_last_apart=True)
     assert sorted(tokens(drawn)) == sorted([*range(100, 112)] * needed.epochs)
     assert sorted(drawn.samples.tolist()) == list(range(needed.samples))
     assert (drawn.lengths > 0).all()
@@ -60,18 +65,18 @@ def test_a_stream_holds_each_document_once_an_epoch(num_samples: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "bounds"),
+    ("split", "size", "megatron", "neox"),
     [
-        ((1.0,), [0, 10, 10, 10]),
-        ((969.0, 30.0, 1.0), [0, 10, 10, 10]),
-        ((0.5, 0.25, 0.25), [0, 5, 8, 10]),  # 7.5 is rounded to the even number
-        ((3.0, 1.0), [0, 8, 10, 10]),
-        ((0.0, 1.0, 1.0), [0, 0, 5, 10]),
+        ((1.0,), 10, [0, 10, 10, 10], [0, 10, 10, 10]),
+        ((969.0, 30.0, 1.0), 10, [0, 10, 10, 10], [0, 10, 10, 10]),
+        ((0.5, 0.25, 0.25), 10, [0, 5, 8, 10], [0, 6, 8, 10]),  # 7.5 and 2.5 are rounded to even numbers
+        ((3.0, 1.0), 10, [0, 8, 10, 10], [0, 8, 10, 10]),
+        ((0.0, 1.0, 1.0), 10, [0, 0, 5, 10], [0, 0, 5, 10]),
+        ((1.0, 1.0, 1.0), 11, [0, 4, 7, 11], [0, 3, 7, 11]),
     ],
 )
-def test_the_parts_of_a_split(split: tuple[float, ...], bounds: list[int]) -> None:
-    own = sequences(tuple(range(10)), first=7)
-    for part in range(3):
-        found = part_of(own, split, part)
-        assert found.lengths.tolist() == list(range(bounds[part], bounds[part + 1]))
-        assert found.starts.tolist() == own.starts[bounds[part] : bounds[part + 1]].tolist()
+def test_the_parts_of_a_split(
+    split: tuple[float, ...], size: int, megatron: list[int], neox: list[int]
+) -> None:
+    assert MegatronOrder.split_bounds(split, size) == megatron
+    assert NeoxOrder.split_bounds(split, size) == neox

@@ -10,7 +10,8 @@ import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.plan import Plan
+from corpus_server.errors import InvalidPlan
+from corpus_server.plan import ROWS, Plan
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.work import Budget
 from tests.corpora import some_tokens, write_npy, write_raw
@@ -63,6 +64,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
                 "steps_per_epoch": 80 / 6,
                 "fingerprint": fingerprints["a"],
                 "eot": 7,
+                "eot_first": False,
                 "num_masks": 0,
                 "tokenizer_identity": None,
                 "vocab_size": None,
@@ -73,6 +75,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
                 "steps_per_epoch": 20 / 4,
                 "fingerprint": fingerprints["b"],
                 "eot": None,
+                "eot_first": False,
                 "num_masks": 0,
                 "tokenizer_identity": None,
                 "vocab_size": None,
@@ -106,6 +109,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
         ],
         "num_steps": None,
         "dtype": "uint32",
+        "loss_mask_dtype": "uint8",
         "fills_ends": False,
         "indices": "windows",
         "shards": [
@@ -129,12 +133,24 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
 def test_a_bound_plan_holds_the_shards_of_its_sources_only(catalog: Catalog) -> None:
     bound = catalog.bind(plan_of(STAGES[1]), Budget())
     assert [(name, shard.name) for name, shard in bound.shards] == [("b", "b.npy")]
-    assert (list(bound.corpora), bound.staged, bound.dtype) == (["b"], ([],), np.dtype("uint32"))
+    assert (list(bound.corpora), bound.is_staged, bound.dtype) == (["b"], False, np.dtype("uint32"))
 
 
 def test_the_memory_of_a_plan_grows_with_its_stages(catalog: Catalog, bound: BoundPlan) -> None:
     alone = catalog.bind(plan_of(STAGES[0]), Budget())
     assert 9_500 < alone.num_bytes < bound.num_bytes < 13_000
+
+
+def test_rows_that_end_with_end_of_text_need_its_id(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever rows fill their ends, also those that follow from no table: nothing stands in for the id."""
+    monkeypatch.setattr(ROWS.kinds[0], "fills_ends", True)
+    with pytest.raises(InvalidPlan, match="rows windows: corpus 'b' has no known end-of-text id") as caught:
+        catalog.bind(PLAN, Budget())
+    assert caught.value.remedy == "name it: corpus-server serve b=PATH,eot=ID"
+    known = catalog.bind(plan_of({"global_batch_size": 2, "mixture": {"a": 1}}), Budget())
+    assert known.pieces(0, range(2)).places.tolist() == known.sampler.pieces(0, range(2)).places.tolist()
 
 
 def test_plans_over_the_same_corpora_share_their_shards_and_windows(catalog: Catalog) -> None:

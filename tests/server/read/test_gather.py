@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,13 +20,13 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
 from corpus_server.corpus import guard as mapguard
-from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import Shard
 from corpus_server.errors import CorpusChanged, ReadFailed
 from corpus_server.read import gather
-from corpus_server.read.gather import Gatherer, Selection
+from corpus_server.read.gather import Gatherer
 from corpus_server.read.memory import READS
-from corpus_server.stores import StagedFile
+from corpus_server.stores import Cache, StagedFile
+from corpus_server.stores.objects import Store, StoreObject
 from tests.corpora import open_shard, some_tokens, write_llmc, write_npy, write_raw
 from tests.pages import drop
 from tests.serving import environment
@@ -61,7 +63,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Shard]]:
         write_raw(folder / "8.bin", some_tokens(64, seed=8)),
     ]
     with ExitStack() as opened:
-        yield [opened.enter_context(open_shard(path)) for path in paths]
+        yield [opened.enter_context(open_shard(path, in_folder=True)) for path in paths]
 
 
 def naive(shards: list[Shard], locations: np.ndarray, length: int, dtype: str) -> np.ndarray:
@@ -147,8 +149,7 @@ from pathlib import Path
 import numpy as np
 from corpus_server.corpus import guard as mapguard
 from corpus_server.errors import CorpusChanged
-from corpus_server.read.gather import Gatherer, Selection
-from corpus_server.corpus.files import OpenFile
+from corpus_server.read.gather import Gatherer
 from corpus_server.corpus.shards import open_runs
 path, keep, start, memory, when = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
 assert mapguard.install()
@@ -235,15 +236,13 @@ def test_only_the_shards_that_are_touched_are_checked(tmp_path: Path) -> None:
 class Watched:
     """A shard, and its file, that counts its checks, and does something after the first one."""
 
-    def __init__(
-        self, shard: Shard, after_first: Callable[[], object] = lambda: None, file: OpenFile | None = None
-    ) -> None:
-        self._shard, self._file, self.file = shard, file or shard.file, self
+    def __init__(self, shard: Shard, after_first: Callable[[], object] = lambda: None) -> None:
+        self._shard, self.file = shard, self
         self._after_first = after_first
         self.num_checks = 0
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._shard if hasattr(self._shard, name) else self._file, name)
+        return getattr(self._shard, name)
 
     def check_unchanged(self) -> None:
         self._shard.file.check_unchanged()
@@ -290,32 +289,31 @@ def test_every_shard_touched_is_checked_once_before_and_once_after(
 def test_a_shard_of_a_store_stays_mapped_while_it_is_copied_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else its addresses would hold nothing, and touching them would end the process."""
-    is_held = False
+    """Else its addresses would hold nothing, and touching them would end the process.
 
-    class Staged(StagedFile):
-        def __init__(self) -> None:
-            pass
-
-        @contextmanager
-        def held(self) -> Iterator[None]:
-            nonlocal is_held
-            is_held = True
-            yield
-            is_held = False
-
-        def close(self) -> None:
-            pass
-
-    seen: list[bool] = []
-    copy = Selection._copy
-    with open_shard(write_raw(tmp_path / "a.bin", some_tokens(100))) as shard:
-        selection = Gatherer([Watched(shard, lambda: seen.append(is_held), Staged())]).select(
-            np.array([[0, 7]]), 3, UINT16
+    A window that lies in two extents holds both, and no other one.
+    """
+    cache = Cache(tmp_path / "cache", 20_000, extent_bytes=4096)
+    what = StoreObject(url="a", path="a", size_bytes=20_000, etag="1", modified="")
+    tokens = some_tokens(10_000)
+    with StagedFile(tmp_path / "a.bin", cast("Store", None), what, cache) as file:
+        address = np.frombuffer(file.map(), np.uint8).ctypes.data
+        extents = file.extents[:3]
+        for each in extents:
+            with cache.filling(each.part.key, each.size_bytes, urgent=False) as local:
+                local.write(tokens.tobytes()[each.start : each.stop])
+            assert each.attach()
+        fields = {"data_offset": 0, "dtype": UINT16, "num_tokens": 10_000, "address": address}
+        selection = Gatherer([SimpleNamespace(file=file, **fields)]).select(np.array([[0, 2047]]), 3, UINT16)
+        copy, left = selection._copy, list[list[bool]]()
+        monkeypatch.setattr(
+            selection,
+            "_copy",
+            lambda *part: (left.append([each.detach() for each in extents]), copy(*part))[1],
         )
-        monkeypatch.setattr(Selection, "_copy", lambda *part: (seen.append(is_held), copy(*part))[1])
-        assert (selection.read(slice(0, 1))[0] == shard.tokens[7:10]).all()
-    assert (seen, is_held) == ([True, True], False)
+        assert (selection.read(slice(0, 1))[0] == tokens[2047:2050]).all()
+        assert left == [[False, False, True]]
+        assert all(each.detach() for each in extents)
 
 
 def test_a_page_that_the_disk_did_not_deliver_is_an_error(

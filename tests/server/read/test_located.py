@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
+from corpus_server.corpus.index import index
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.plan import Plan
 from corpus_server.plan.stage import MAX_STEP
@@ -83,3 +84,20 @@ def test_two_plans_have_blocks_of_their_own(tmp_path: Path) -> None:
         for step in range(3):
             for bound in both:
                 check_selected(bound, step, 1, 9)
+
+
+def test_rows_of_several_pieces_are_the_same_in_any_order(tmp_path: Path) -> None:
+    """Whole blocks of steps are located ahead: of the block before, of the same one, or of none."""
+    tokens = some_tokens(5000)
+    tokens[11::13] = tokens[-1] = 0
+    path = write_raw(tmp_path / "web.bin", tokens)
+    reading._blocks.clear()
+    spec = CorpusSpec.parse(f"web={path},eot=0")
+    index(spec)
+    with Catalog.open([spec]) as catalog:
+        document = {"seq_len": 32, "rows": "documents", "seed": 3, "stages": STAGES}
+        bound = catalog.bind(Plan.from_json(document), Budget())
+        for step in [*range(40), 700, 701, 90, 91, 20, *range(2040, 2060)]:
+            alone = reading.select_alone(bound, step, range(8), 1).read(slice(None))
+            selection, first = reading.select(bound, step, range(8), 1)
+            assert np.array_equal(selection.read(slice(first, first + 8)), alone), step

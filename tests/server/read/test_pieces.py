@@ -61,7 +61,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Shard]]:
         write_npy(folder / "3.npy", some_tokens(1500, seed=2, **wide), dtype="uint32"),
         write_llmc(folder / "4.bin", some_tokens(300, seed=4, **wide), dtype="uint32"),
     ]
-    opened = [open_shard(path) for path in paths]
+    opened = [open_shard(path, in_folder=True) for path in paths]
     yield opened
     for shard in opened:
         shard.close()

@@ -19,7 +19,7 @@ from corpus_server.catalog import Catalog
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import FingerprintMismatch
 from corpus_server.plan import MegatronOrder, Plan
-from corpus_server.plan.orders.megatron import Table
+from corpus_server.plan.orders.samples import Table
 from corpus_server.read import tables
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.tokenizers import open_tokenizer
 from corpus_server.errors import TextUnavailable
-from corpus_server.read.text import Span, decode, decode_known, spans
+from corpus_server.read.text import Span, decode, decode_known, find_text_ends, spans
 from tests.conftest import TEXT, ServedCorpus
 from tests.corpora import open_corpus, write_megatron, write_npy
+from tests.server.corpus.test_tokenizers import WRITERS
 
 
 def test_bytes_and_a_tokenizer_give_the_text_back(corpora: dict[str, ServedCorpus]) -> None:
@@ -146,3 +148,31 @@ def test_a_stretch_with_an_unknown_id_has_no_text_and_the_others_have(tmp_path: 
         assert decode_known(corpus.tokenizer, [65, 300]) is None
         assert decode_known(corpus.tokenizer, []) == ""
     assert decode_known(None, [65]) is None
+
+
+@pytest.mark.parametrize("kind", sorted(WRITERS))
+@pytest.mark.parametrize(
+    "text", ["the quick brown fox", " the  fox\n\nthe", "caf\u00e9 \u4e16\u754c \U0001f986!", "\U0001f986"]
+)
+def test_the_text_of_each_token_has_its_end(tmp_path: Path, kind: str, text: str) -> None:
+    """What the tokens before a place give, decoded alone, is the text before its end."""
+    tokenizer = open_tokenizer(WRITERS[kind](tmp_path))
+    (ids,) = tokenizer.encode_batch([text])
+    tokens = ids.tolist()
+    decoded = tokenizer.decode(tokens)
+    ends = find_text_ends(tokenizer, tokens, decoded)
+    assert len(ends) == len(tokens)
+    assert ends == sorted(ends)
+    for number, end in enumerate(ends, 1):
+        alone = tokenizer.decode(tokens[:number])
+        if not alone.endswith("\ufffd"):
+            assert decoded[:end] == alone
+
+
+def test_bytes_that_are_no_text_end_somewhere(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer("bytes")
+    for tokens in ([0xFF] * 50, [65, 0xE4, 0xB8], [0xE4, 0xB8, 65], [0x80, 65, 0x80], []):
+        text = tokenizer.decode(tokens)
+        ends = find_text_ends(tokenizer, tokens, text)
+        assert ends == sorted(ends)
+        assert (ends[-1] if ends else 0) == len(text)

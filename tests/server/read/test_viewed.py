@@ -15,10 +15,12 @@ import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus.corpus import Corpus
+from corpus_server.corpus.index import index
 from corpus_server.corpus.views import View
 from corpus_server.corpus.views.places import Places
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidPlan, UnknownDocument
+from corpus_server.pieces import NO_SHARD
 from corpus_server.plan import Plan
 from corpus_server.plan.questions.diff import compare
 from corpus_server.plan.questions.lookup import look_up
@@ -26,7 +28,7 @@ from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.reading import RangeReading, WindowReading, num_bytes
 from corpus_server.tools.viewing.make import make_view
 from corpus_server.work import Budget
-from tests.corpora import megatron_index, spec, write_megatron
+from tests.corpora import megatron_index, spec, write_llmc, write_megatron
 from tests.second import SecondPlan
 from tests.views import laid_out, viewed_catalog, write_corpus
 
@@ -355,7 +357,7 @@ def rows_of(view: Viewed, plans: list[SecondPlan]) -> dict[Place, list[tuple[set
 
     That is a piece which the row would not hold so often if nothing was excluded, as in the second plan.
     """
-    end, before = 2 * plans[0].rows["hq"].n, plans[0].first_shards["hq"]
+    end, before = 2 * plans[0].rows["hq", plans[0].window_seq_len].n, plans[0].first_shards["hq"]
     first = list(accumulate(view.shard_tokens, initial=0))
     rows = {}
     for step in range(STEPS):
@@ -392,3 +394,40 @@ def test_a_look_up_says_of_packed_rows_whether_a_piece_is_a_substitute(tmp_path:
             assert expected == {
                 (each.plan_step, each.row): each.substitute for each in found.rows if each.plan_step < STEPS
             }
+
+
+def test_a_view_of_documents_that_begin_with_end_of_text(tmp_path: Path) -> None:
+    """Each document that it holds is predicted as often as it comes, also what a cut shard has of one."""
+    eot, stream, random = 50_256, list[int](), np.random.default_rng(2)
+    while len(stream) < 2000:
+        stream += [eot, *range(len(stream), len(stream) + int(random.integers(1, 60)))]
+    shards = [stream[:900], stream[900:-3]]
+    folder = tmp_path / "web"
+    folder.mkdir()
+    for number, shard in enumerate(shards):
+        write_llmc(folder / f"{number}.bin", shard)
+    index(spec(folder, eot=eot))
+    with Corpus.open(spec(folder)) as corpus:
+        assert corpus.num_documents is not None
+        counts = random.integers(0, 3, corpus.num_documents).astype(np.uint16)
+        counts[[corpus.document_starts[1], -1]] = 2  # open ones
+        ranges = [corpus.document_range(number) for number in range(corpus.num_documents)]
+        make_view(corpus, counts, tmp_path / "some.view", made={})
+    tokens, expected = [*shards[0], *shards[1]], Counter[tuple[int, int]]()
+    for (start, stop), count in zip(ranges, counts.tolist(), strict=True):
+        for pair in pairwise([*tokens[start:stop], eot]):
+            expected[pair] += count
+    stages = [{"global_batch_size": 1, "mixture": {"some": 1}}]
+    plan = Plan.from_json({"seq_len": 32, "rows": "documents", "stages": stages})
+    text = f"some=web?view={tmp_path / 'some.view'}"
+    with Catalog.open([spec(folder, "web"), CorpusSpec.parse(text)]) as catalog:
+        bound, seen = catalog.bind(plan, Budget()), Counter[tuple[int, int]]()
+        for row in range(int(bound.sampler.num_windows[0])):
+            its = list[int]()
+            for number, start, count in bound.pieces(row, range(1)).places.tolist():
+                its += [start] * count if number == NO_SHARD else shards[number][start : start + count]
+            twice = [one == other == eot for one, other in pairwise(its)]
+            for pair, *filled in zip(pairwise(its), [False, *twice], twice, strict=False):
+                if pair[0] != eot or not any(filled):
+                    seen[pair] += 1
+    assert seen == +expected

@@ -1,4 +1,4 @@
-"""Shards of an object store and plans over them, without a store."""
+"""Extents of an object store and plans over them, without a store."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from corpus_server.errors import CorpusChanged, InvalidParameter
 from corpus_server.pieces import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry
-from corpus_server.stores import StagedFile
+from corpus_server.stores import Extent
 
 _numbers = itertools.count()
 
 
-class Shard:
-    """A shard that a store delivers at once, after some failures; remembers what was done to it.
+class SimpleFile:
+    """A file of nobody."""
+
+    owner = ""
+
+
+class FakeExtent:
+    """An extent that a store delivers at once, after some failures; remembers what was done to it.
 
     Args:
         failures: what its first fetches raise.
@@ -28,6 +34,7 @@ class Shard:
 
     def __init__(self, name: str = "a", *failures: BaseException, size_bytes: int = 1) -> None:
         self.name, self.size_bytes = name, size_bytes
+        self.file = SimpleFile()
         self.failures = list(failures)
         self.is_cached = self.is_changed = False
         self.urgent: list[bool] = []  # of each fetch
@@ -62,35 +69,33 @@ class Shard:
         on_bytes(7)
         self.is_cached = True
 
-    def touch(self) -> None:
-        self.num_touched += 1
+    def touch(self, *, planned: bool = True) -> None:
+        self.num_touched += planned
+        self.num_released += not planned
 
     def sync(self) -> None:
         self.num_synced += 1
 
-    def release(self) -> None:
-        self.num_released += 1
 
-
-def files(*shards: Shard) -> list[StagedFile]:
-    return cast("list[StagedFile]", list(shards))
+def extents(*fakes: FakeExtent) -> list[Extent]:
+    return cast("list[Extent]", list(fakes))
 
 
 class FakePlan:
-    """A plan of one row a step, whose step k reads the shard k; it ends with them."""
+    """A plan of one row a step, whose step k reads the extent k; it ends with them."""
 
     is_staged = True
 
-    def __init__(self, *shards: Shard) -> None:
+    def __init__(self, *read: FakeExtent) -> None:
         self.root_id = f"plan-{next(_numbers)}"
         self.plan = SimpleNamespace(id=self.root_id)
-        self.shards = shards
-        self.staged = [[shard] for shard in shards]
+        self.read = read
+        self.staged = [self]
         self.sampler = self
         self.gatherer = SimpleNamespace(num_faults=0)
 
     def check_part(self, step: int, *, count: int = 1, **part: int) -> int:
-        if step + count > len(self.staged):
+        if step + count > len(self.read):
             raise InvalidParameter("the plan ends")
         return 1
 
@@ -99,6 +104,9 @@ class FakePlan:
 
     def pieces(self, step: int, rows: range, *, count: int = 1, world_size: int = 1) -> Pieces:
         return np.array([[number, 0, 1] for number in range(step, step + count)]), np.arange(count + 1)
+
+    def uses(self, places: np.ndarray) -> list[tuple[int, int, FakeExtent]]:
+        return [(k, k, self.read[number]) for k, number in enumerate(places[:, 0].tolist())]
 
     def ask(self, registry: Registry, step: int = 0) -> None:
         registry.note(as_bound(self), range(step, step + 1), rank=0, world_size=2)

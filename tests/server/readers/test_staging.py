@@ -1,4 +1,4 @@
-"""Shards of object stores come before they are read: those that requests wait for, then those planned."""
+"""Extents of object stores come before they are read: those that requests wait for, then those planned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from corpus_server.errors import (
 )
 from corpus_server.readers import Registry, Stager, staging
 from corpus_server.stores import Cache
-from tests.server.readers.fakes import FakePlan, Shard, files
+from tests.server.readers.fakes import FakeExtent, FakePlan, extents
 from tests.serving import wait_until
 
 pytest.importorskip("obstore")
@@ -35,8 +35,8 @@ def stager(tmp_path: Path, registry: Registry) -> Iterator[Stager]:
         yield stager
 
 
-def want(stager: Stager, *shards: Shard, seconds: float = 60.0) -> Future[None]:
-    future = stager.want(files(*shards), time.monotonic() + seconds)
+def want(stager: Stager, *shards: FakeExtent, seconds: float = 60.0) -> Future[None]:
+    future = stager.want(extents(*shards), time.monotonic() + seconds)
     assert future is not None
     return future
 
@@ -44,7 +44,7 @@ def want(stager: Stager, *shards: Shard, seconds: float = 60.0) -> Future[None]:
 def test_a_request_goes_on_when_all_its_shards_have_come(tmp_path: Path) -> None:
     received: list[int] = []
     with Stager(Registry(), Cache(tmp_path, 1000), on_bytes=received.append) as stager:
-        here, other, missing = (Shard(name) for name in "abc")
+        here, other, missing = (FakeExtent(name) for name in "abc")
         here.is_cached = True
         missing.may_go_on.clear()
         future, only_other = want(stager, here, other, missing), want(stager, other)
@@ -58,7 +58,7 @@ def test_a_request_goes_on_when_all_its_shards_have_come(tmp_path: Path) -> None
 
 
 def test_a_copy_that_was_written_to_is_thrown_away_and_fetched_anew(stager: Stager) -> None:
-    shard = Shard()
+    shard = FakeExtent()
     shard.is_cached = shard.is_changed = True
     assert want(stager, shard).result(20) is None
     assert (shard.num_discarded, shard.num_fetched) == (1, 1)
@@ -68,7 +68,7 @@ def test_a_copy_that_was_written_to_is_thrown_away_and_fetched_anew(stager: Stag
 def test_requests_wait_while_another_process_fetches_or_there_is_no_room(
     stager: Stager, failure: Exception
 ) -> None:
-    shard = Shard("a", failure, failure)
+    shard = FakeExtent("a", failure, failure)
     first = want(stager, shard)
     wait_until(lambda: shard.num_fetched)
     second = want(stager, shard)  # as the first one does
@@ -78,7 +78,7 @@ def test_requests_wait_while_another_process_fetches_or_there_is_no_room(
 
 def test_a_request_that_has_waited_for_room_is_told_so(stager: Stager) -> None:
     with pytest.raises(CacheFull, match="no room"):
-        want(stager, Shard("a", *[CacheFull("no room")] * 1000), seconds=0.5).result(20)
+        want(stager, FakeExtent("a", *[CacheFull("no room")] * 1000), seconds=0.5).result(20)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_request_that_has_waited_long_enough_is_told_when_to_come_again(
     stager: Stager, size_bytes: int, seconds: int
 ) -> None:
     """As long as the bytes take at 100 MB/s, until some have come; never more than a minute."""
-    shards = [Shard(name, size_bytes=size_bytes // 2) for name in "ab"]
+    shards = [FakeExtent(name, size_bytes=size_bytes // 2) for name in "ab"]
     for each in shards:
         each.may_go_on.clear()
     with pytest.raises(NotStaged) as refused:
@@ -97,7 +97,7 @@ def test_a_request_that_has_waited_long_enough_is_told_when_to_come_again(
         each.may_go_on.set()
     num_bytes = size_bytes // 2 * 2
     assert refused.value.detail == (
-        f"2 shards of this response (a, b ...) are being staged: {num_bytes} bytes are on their way, at 100 "
+        f"2 extents of this response (a, b ...) are being staged: {num_bytes} bytes are on their way, at 100 "
         f"MB/s about {num_bytes / 1e8:.0f} s"
     )
     assert abs(refused.value.retry_after_seconds - seconds) <= size_bytes % 2
@@ -116,7 +116,7 @@ def test_an_unforeseen_error_is_logged_and_ends_in_an_answered_request(
     stager: Stager, failure: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The shard is tried again for the next request."""
-    shard = Shard("a", failure)
+    shard = FakeExtent("a", failure)
     with pytest.raises(CorpusServerError, match=f"staging a failed: {failure}"):
         want(stager, shard).result(20)
     assert caplog.text.count(type(failure).__name__ + ": ") == 1
@@ -130,9 +130,9 @@ def test_requests_end_where_no_thread_can_be_started_and_are_answered_when_there
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    shards = [Shard(name) for name in "abcdef"]
+    shards = [FakeExtent(name) for name in "abcdef"]
     with monkeypatch.context() as patched:
-        patched.setattr(stager._shards, "submit", fail)
+        patched.setattr(stager._extents, "submit", fail)
         for each in shards:
             with pytest.raises(CorpusServerError, match="can't start new thread"):
                 want(stager, each).result(20)
@@ -147,7 +147,7 @@ def test_requests_are_answered_while_planning_fails_which_is_logged_once(
     stager: Stager, registry: Registry, failure: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rank is planned for again after a rest."""
-    broken, times = FakePlan(Shard("next")), list[float]()
+    broken, times = FakePlan(FakeExtent("next")), list[float]()
 
     def fail(*_: object, **__: object) -> None:
         times.append(time.monotonic())
@@ -156,17 +156,17 @@ def test_requests_are_answered_while_planning_fails_which_is_logged_once(
     pieces, broken.pieces = broken.pieces, fail  # type: ignore[method-assign,assignment]
     broken.ask(registry)
     wait_until(lambda: "nothing is left" in caplog.text)
-    never = Shard("never")
+    never = FakeExtent("never")
     never.may_go_on.clear()
     with pytest.raises(NotStaged):
         want(stager, never, seconds=0.1).result(5)
-    assert want(stager, Shard("b")).result(5) is None
+    assert want(stager, FakeExtent("b")).result(5) is None
     never.may_go_on.set()
     assert len(times) == 1
     broken.pieces = pieces  # type: ignore[method-assign]
     (rank,) = stager._planned._ranks
     rank.rests_until = 0.0
-    wait_until(lambda: broken.shards[0].num_fetched == 1)
+    wait_until(lambda: broken.read[0].num_fetched == 1)
 
 
 def test_the_stagers_thread_survives_any_error_and_requests_do_not_wait_for_ever(
@@ -182,15 +182,15 @@ def test_the_stagers_thread_survives_any_error_and_requests_do_not_wait_for_ever
         return next_rank(now)
 
     monkeypatch.setattr(stager._planned, "next_rank", fail)
-    assert want(stager, Shard()).result(20) is None
+    assert want(stager, FakeExtent()).result(20) is None
     wait_until(lambda: not failures)
-    assert want(stager, Shard()).result(20) is None
+    assert want(stager, FakeExtent()).result(20) is None
     assert caplog.text.count("staging failed") == 2
 
 
 def test_a_request_for_shards_that_have_just_failed_is_told_why(stager: Stager) -> None:
     """Planning ahead may have tried them before the request waits for them."""
-    shards = [Shard(name, CorpusChanged(f"{name} was replaced")) for name in "ab"]
+    shards = [FakeExtent(name, CorpusChanged(f"{name} was replaced")) for name in "ab"]
     for wanted in (shards[:1], shards[1:], shards):
         with pytest.raises(CorpusChanged):
             want(stager, *wanted).result(20)
@@ -198,33 +198,33 @@ def test_a_request_for_shards_that_have_just_failed_is_told_why(stager: Stager) 
 
 
 def test_what_requests_wait_for_comes_before_what_is_planned(stager: Stager, registry: Registry) -> None:
-    """And four at a time, those of the oldest request first."""
-    planned, waited = [Shard(f"planned-{n}") for n in range(6)], [Shard("b"), Shard("a")]
+    """And twelve at a time, those of the oldest request first."""
+    planned, waited = [FakeExtent(f"planned-{n:02}") for n in range(14)], [FakeExtent("b"), FakeExtent("a")]
     for each in (*planned, *waited):
         each.may_go_on.clear()
     FakePlan(*planned).ask(registry)
-    wait_until(lambda: sum(each.num_fetched for each in planned) == 4)
-    assert [each.urgent for each in planned] == [[False]] * 4 + [[]] * 2
+    wait_until(lambda: sum(each.num_fetched for each in planned) == 12)
+    assert [each.urgent for each in planned] == [[False]] * 12 + [[]] * 2
     futures = [want(stager, each) for each in waited]
     assert waited[0].num_fetched == 0
     planned[0].may_go_on.set()
     wait_until(lambda: waited[0].num_fetched == 1)
-    assert (waited[0].urgent, waited[1].num_fetched, planned[4].num_fetched) == ([True], 0, 0)
+    assert (waited[0].urgent, waited[1].num_fetched, planned[12].num_fetched) == ([True], 0, 0)
     for each in (*planned, *waited):
         each.may_go_on.set()
     assert [each.result(20) for each in futures] == [None, None]
     wait_until(lambda: all(each.is_cached for each in planned))
-    assert [each.num_fetched for each in planned] == [1] * 6
+    assert [each.num_fetched for each in planned] == [1] * 14
 
 
 def test_what_is_planned_is_kept_written_out_and_fetched_again_if_it_was_removed(
     stager: Stager, registry: Registry
 ) -> None:
     """It is written out only when nothing is fetched, or after five seconds."""
-    shard, slow = Shard(), Shard("slow")
+    shard, slow = FakeExtent(), FakeExtent("slow")
     slow.may_go_on.clear()
     FakePlan(shard, slow).ask(registry)
-    wait_until(lambda: shard.num_touched > 1)
+    wait_until(lambda: shard.num_touched)
     assert (shard.num_fetched, shard.num_synced) == (1, 0)
     slow.may_go_on.set()
     wait_until(lambda: shard.num_synced == slow.num_synced == 1)
@@ -236,16 +236,16 @@ def test_what_nobody_reads_or_plans_for_is_unmapped(
     stager: Stager, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two seconds after it was asked for: a response may be under way; sooner to make room for a request."""
-    idle, planned = Shard("a"), Shard("b")
+    idle, planned = FakeExtent("a"), FakeExtent("b")
     for each in (idle, planned):
         each.is_cached = True
     FakePlan(planned).ask(registry)
-    assert stager.want(files(idle, planned), time.monotonic() + 60) is None
+    assert stager.want(extents(idle, planned), time.monotonic() + 60) is None
     time.sleep(1.2)
     assert idle.num_detached == 0
     wait_until(lambda: idle.num_detached)
-    assert stager.want(files(idle, planned), time.monotonic() + 60) is None
-    assert want(stager, Shard("urgent")).result(20) is None
+    assert stager.want(extents(idle, planned), time.monotonic() + 60) is None
+    assert want(stager, FakeExtent("urgent")).result(20) is None
     assert (idle.num_detached, planned.num_detached) == (2, 0)
     real = time.monotonic
     monkeypatch.setattr(staging.time, "monotonic", lambda: real() + 61)  # the rank is silent
@@ -257,7 +257,7 @@ def test_closing_ends_its_threads_and_the_requests_that_wait(tmp_path: Path) -> 
     stager = Stager(Registry(), Cache(tmp_path, 1000))
     (thread,) = set(threading.enumerate()) - before
     assert (thread.name, thread.daemon) == ("stager", True)  # a cache's disk that hangs keeps no process
-    shard = Shard("a", *[BlockingIOError()] * 1000)
+    shard = FakeExtent("a", *[BlockingIOError()] * 1000)
     future = want(stager, shard)
     wait_until(lambda: shard.num_fetched > 0)
     for _ in range(2):
@@ -272,5 +272,5 @@ def test_closing_ends_its_threads_and_the_requests_that_wait(tmp_path: Path) -> 
 def test_without_stores_there_is_nothing_to_do(registry: Registry) -> None:
     before = set(threading.enumerate())
     with Stager(registry, None):
-        FakePlan(Shard()).ask(registry)
+        FakePlan(FakeExtent()).ask(registry)
         assert set(threading.enumerate()) <= before

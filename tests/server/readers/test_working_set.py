@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
 
 from corpus_server.catalog import Catalog
+from corpus_server.corpus.shards import Shard
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CacheTooSmall
 from corpus_server.plan import ORDERS, BoundedShuffle, Order, Plan, Stage
-from corpus_server.plan.orders.order import ShardSizes, WorkingSet, all_shards, neighbouring_shards
+from corpus_server.plan.orders.order import ExtentSizes, WorkingSet, all_extents, neighbouring_extents
 from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.readers.shards import check_working_set
+from corpus_server.readers.working_set import check_working_set
+from corpus_server.stores import Cache, Extents, StagedFile
+from corpus_server.stores.objects import Store, StoreObject
 from corpus_server.work import Budget
 from tests.plans import PLAIN_ORDERS
 
@@ -50,14 +55,36 @@ SHARD_TOKENS = {  # of rows of 10 tokens the shards have these windows:
 }
 
 
-def bound_as_staged(several: Catalog, order: Order | BoundedShuffle, *names: str) -> BoundPlan:
+class Staged(NamedTuple):
+    """A shard as if it lay in an object store."""
+
+    file: StagedFile
+    data_offset: int
+    num_tokens: int
+    dtype: np.dtype[np.uint16]
+
+
+def staged(shard: Shard, cache: Cache) -> Staged:
+    """Return a shard as if it lay in an object store, where nobody asks for it."""
+    what = StoreObject(url=shard.name, path=shard.name, size_bytes=shard.size_bytes, etag="1", modified="")
+    return Staged(
+        StagedFile(shard.path, cast("Store", None), what, cache), 0, shard.num_tokens, np.dtype(np.uint16)
+    )
+
+
+def bound_as_staged(
+    several: Catalog, order: Order | BoundedShuffle, *names: str, extent_bytes: int = 4096
+) -> BoundPlan:
     """Bind a plan of local shards; return it as if they lay in an object store."""
     mixture = dict.fromkeys(names, 1 / len(names))
     stages = tuple(
         Stage(from_step=step, global_batch_size=rows, mixture=mixture) for step, rows in ((0, 4), (9, 2))
     )
     plan = several.bind(Plan(seq_len=10, order=order, stages=stages), Budget())
-    plan.staged = tuple([shard.file] for _, shard in plan.shards)
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Cache(Path(folder), 0, extent_bytes)
+    shards = [staged(shard, cache) for _, shard in plan.shards]
+    plan.staged = (Extents(shards), Extents([None] * len(shards)))
     return plan
 
 
@@ -66,13 +93,13 @@ def having(working_set: Callable[..., WorkingSet]) -> list[str]:
     return [each.name for each in ORDERS if each.name in PLAIN_ORDERS and each.working_set is working_set]
 
 
-@pytest.mark.parametrize("order", having(all_shards))
+@pytest.mark.parametrize("order", having(all_extents))
 def test_orders_that_read_anywhere_need_every_shard(several: Catalog, order: Order) -> None:
     every = 2 * sum(SHARD_TOKENS["a"] + SHARD_TOKENS["b"])
     assert needed(bound_as_staged(several, order, "a", "b")) == every
 
 
-@pytest.mark.parametrize("order", having(neighbouring_shards))
+@pytest.mark.parametrize("order", having(neighbouring_extents))
 @pytest.mark.parametrize(
     ("names", "pairs"), [(["a"], 2 * (61 + 401)), (["b"], 2 * (151 + 131)), (["a", "b"], 2 * (462 + 282))]
 )
@@ -82,31 +109,39 @@ def test_one_after_another_the_largest_two_neighbours_of_each_source_are_needed(
     assert needed(bound_as_staged(several, order, *names)) == pairs
 
 
-def group_bytes(name: str, block_windows: int, group_blocks: int) -> int:
-    """Return the bytes of shards that the two largest groups touch, window by window."""
-    shards = SHARD_TOKENS[name]
-    of_window = [number for number, tokens in enumerate(shards) for _ in range((tokens - 1) // 10)]
-    blocks = [of_window[at : at + block_windows] for at in range(0, len(of_window), block_windows)]
-    touched = sorted((2 * sum(shards[each[0] : each[-1] + 1]) for each in blocks), reverse=True)
-    return min(2 * sum(shards), 2 * sum(touched[:group_blocks]))
+def group_bytes(name: str, block_windows: int, group_blocks: int, extent_bytes: int) -> int:
+    """Return the bytes of extents that the two largest groups touch, window by window."""
+    sizes: list[int] = []
+    windows: list[tuple[int, int]] = []  # the first and the last extent of each
+    for tokens in SHARD_TOKENS[name]:
+        first = len(sizes)
+        sizes += [min(extent_bytes, 2 * tokens - start) for start in range(0, 2 * tokens, extent_bytes)]
+        for start in range(0, 10 * ((tokens - 1) // 10), 10):
+            begin, end = 2 * start, 2 * (start + 11)
+            windows.append((first + begin // extent_bytes, first + (end - 1) // extent_bytes))
+    blocks = [windows[at : at + block_windows] for at in range(0, len(windows), block_windows)]
+    touched = sorted((sum(sizes[each[0][0] : each[-1][1] + 1]) for each in blocks), reverse=True)
+    return min(sum(sizes), 2 * sum(touched[:group_blocks]))
 
 
+@pytest.mark.parametrize("extent_bytes", [4096, 200, 64, 20, 16])
 @pytest.mark.parametrize("names", [["a"], ["b"], ["a", "b"]], ids="-".join)
 @pytest.mark.parametrize("block_windows", [1, 3, 7, 25, 100])
 @pytest.mark.parametrize("group_blocks", [1, 2, 5])
-def test_a_bounded_shuffle_needs_the_shards_of_two_groups(
-    several: Catalog, names: list[str], block_windows: int, group_blocks: int
+def test_a_bounded_shuffle_needs_the_extents_of_two_groups(
+    several: Catalog, names: list[str], block_windows: int, group_blocks: int, extent_bytes: int
 ) -> None:
     order = BoundedShuffle(block_windows=block_windows, group_blocks=group_blocks)
-    expected = sum(group_bytes(name, block_windows, group_blocks) for name in names)
-    assert needed(bound_as_staged(several, order, *names)) == expected
+    expected = sum(group_bytes(name, block_windows, group_blocks, extent_bytes) for name in names)
+    assert needed(bound_as_staged(several, order, *names, extent_bytes=extent_bytes)) == expected
 
 
 def test_a_working_set_is_found_without_a_look_at_each_block() -> None:
     """Blocks of one window over 10^12: an array of them would take terabytes."""
     sizes, ends = np.array([10**12, 2 * 10**12, 10]), np.array([4 * 10**11, 10**12 - 1, 10**12])
     order = BoundedShuffle(block_windows=1, group_blocks=2**16)
-    assert order.working_set(ShardSizes(sizes, ends)).num_bytes == sizes.sum()
+    extents = ExtentSizes(sizes, np.concatenate(([0], ends[:-1])), ends)
+    assert order.working_set(extents).num_bytes == sizes.sum()
 
 
 @pytest.mark.parametrize(
@@ -118,8 +153,8 @@ def test_a_working_set_is_found_without_a_look_at_each_block() -> None:
             500,
             706,
             "the cache holds 500 bytes, and with order random each step of 4 rows reads windows of up to 3 "
-            "of 3 shards at random, 706 bytes together: about 1 of them, 206 bytes, would have to be fetched "
-            "for every step",
+            "of 3 extents at random, 706 bytes together: about 1 of them, 206 bytes, would have to be "
+            "fetched for every step, which uses 88",
             'bounded shuffle, for example "order": {"shuffle": {"block_windows": 121, "group_blocks": 1}}, '
             "or a larger --cache-bytes",
         ),
@@ -129,8 +164,8 @@ def test_a_working_set_is_found_without_a_look_at_each_block() -> None:
             1000,
             2226,
             "the cache holds 1,000 bytes, and with order shuffle each step of 4 rows reads windows of up to "
-            "4 of 9 shards at random, 2,226 bytes together: about 2 of them, 545 bytes, would have to be "
-            "fetched for every step",
+            "4 of 9 extents at random, 2,226 bytes together: about 2 of them, 545 bytes, would have to be "
+            "fetched for every step, which uses 88",
             'bounded shuffle, for example "order": {"shuffle": {"block_windows": 7, "group_blocks": 1}}, '
             "or a larger --cache-bytes",
         ),
@@ -139,9 +174,9 @@ def test_a_working_set_is_found_without_a_look_at_each_block() -> None:
             "sequential",
             1000,
             1488,
-            "the cache holds 1,000 bytes, and with order sequential two shards after one another have up to "
+            "the cache holds 1,000 bytes, and with order sequential two extents after one another have up to "
             "1,488 bytes",
-            "smaller shards, or a larger --cache-bytes",
+            "fewer corpora, or a larger --cache-bytes",
         ),
         (
             "b",
@@ -149,7 +184,7 @@ def test_a_working_set_is_found_without_a_look_at_each_block() -> None:
             700,
             706,
             "the cache holds 700 bytes, and with order {order} two groups of 1 blocks touch together "
-            "shards of 706 bytes",
+            "extents of 706 bytes",
             "fewer group_blocks, block_windows of a shard's windows, or a larger --cache-bytes",
         ),
     ],

@@ -161,7 +161,7 @@ def test_files_that_are_no_parts_are_named_and_left_out(tmp_path: Path) -> None:
         ({"records": [Record(0, -1, "a", 1.0)]}, "rows not negative"),
         ({"records": [Record(2**60, 0, "a", 1.0)]}, "steps must be in"),
         ({"records": [Record(0, 0, "a", None)]}, "without a step, row, source or loss"),  # type: ignore[arg-type]
-        ({"described": "[" * 200_000}, "nested too deeply"),
+        ({"described": "[" * 200_000}, "nested deeper"),
     ],
 )
 def test_what_no_loader_writes_is_left_out(tmp_path: Path, wrong: dict[str, Any], reason: str) -> None:

@@ -360,6 +360,7 @@ def test_a_text_is_found_with_what_stands_around_it(
         "text": sought,
         "num_tokens": len(content.encode()),
         "num_searched_tokens": num_searched,
+        "next_start": None,
     }
 
 

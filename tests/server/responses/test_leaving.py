@@ -19,6 +19,7 @@ from tests.corpora import some_tokens, spec, write_megatron_lengths, write_raw
 from tests.raw_http import RawConnection, get
 from tests.recorded import Record, write_part
 from tests.reference import one_source
+from tests.reported import write_report
 from tests.serving import RunningServer, wait_until
 
 NUM_DOCUMENTS = 200_000
@@ -47,7 +48,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "docs": docs,
         "often": f"docs?view={folder / 'often.view'}",
     }
+    write_report(folder / "reports" / "found", num_items=400_000)
     arguments = ["--record-dir", str(folder / "losses"), "--max-response-bytes", str(2**34)]
+    arguments += ["--report-dir", str(folder / "reports")]
     with RunningServer(corpora, folder, arguments=arguments) as running:
         yield running
 
@@ -78,9 +81,13 @@ ASKED: dict[str, Callable[[RunningServer], bytes]] = {
     ),
     "/v1/corpora/{name}/tokens": lambda server: get("/v1/corpora/often/tokens", count=200_000_000),
     "/v1/corpora/{name}/documents/{number}": lambda server: get("/v1/corpora/often/documents/19999999"),
+    "/v1/corpora/{name}/documents": lambda server: get(
+        "/v1/corpora/often/documents", where="num_tokens > 1", sort="num_tokens"
+    ),
     "/v1/corpora/{name}/spans": lambda server: get("/v1/corpora/docs/spans", count=2**20),
     "/v1/corpora/{name}/statistics": lambda server: get("/v1/corpora/docs/statistics"),
     "/v1/corpora/{name}/search": lambda server: get("/v1/corpora/text/search", text="zzzzzzzz"),
+    "/v1/plans/{plan_id}/file": lambda server: get(f"/v1/plans/{plan(server, 'small', 64)}/file"),
     "/v1/plans/{plan_id}/receipt": lambda server: get(
         f"/v1/plans/{plan(server, 'small', 2**19, 1000)}/receipt", step=0
     ),
@@ -95,6 +102,11 @@ ASKED: dict[str, Callable[[RunningServer], bytes]] = {
     "/v1/plans/{plan_id}/rows": lambda server: get(
         f"/v1/plans/{plan(server, 'text', 4096, 254)}/rows", step=0, count=4096
     ),
+    "/v1/plans/{plan_id}/members": lambda server: get(
+        f"/v1/plans/{plan(server, 'docs', 64, family={'leave_out': 0.1, 'member': 0})}/members",
+        document=100,
+        count=65_536,
+    ),
     "/v1/lookup": lambda server: get(
         "/v1/lookup",
         corpus="small",
@@ -108,6 +120,8 @@ ASKED: dict[str, Callable[[RunningServer], bytes]] = {
     "/v1/recordings": lambda server: get("/v1/recordings"),
     "/v1/recordings/{name}/losses": lambda server: get("/v1/recordings/run/losses"),
     "/v1/recordings/{name}/spikes": lambda server: get("/v1/recordings/run/spikes", count=200),
+    "/v1/reports": lambda server: get("/v1/reports"),
+    "/v1/reports/{name}": lambda server: get("/v1/reports/found", first=2**40),
 }
 
 

@@ -132,6 +132,7 @@ def test_the_shards_of_some_steps_come_in_the_order_of_their_use(
             "first_step": first,
             "num_rows": sum(numbers.count(number) for numbers in uses.values()),
             "is_local": True,
+            "local_bytes": 2 * LENGTHS[number],
         }
         for number, first in sorted(firsts.items(), key=lambda each: (each[1], each[0]))
     ]

@@ -108,7 +108,7 @@ def test_no_request_needs_a_new_thread(tmp_path: Path) -> None:
         assert await asyncio.gather(*asking) == [0] * len(asking)
 
     def asks(service: Service) -> list[Callable[[], Awaitable[int]]]:
-        return [partial(service.in_gather_thread, int), partial(service.run_probe, int)]
+        return [partial(service.gather_threads.run, int), partial(service.run_probe, int)]
 
     with Service.open(settings(tmp_path)) as service, no_thread:
         asyncio.run(ask_all(service))
@@ -127,20 +127,22 @@ def test_the_end_stops_all_threads(tmp_path: Path) -> None:
     with Service.open(settings(tmp_path)) as service, contextlib.ExitStack() as stack:
         asyncio.run(service.run(lambda _: 0, GET, never))
         asyncio.run(service.run_probe(int))
-        asyncio.run(service.in_gather_thread(int))
+        asyncio.run(service.gather_threads.run(int))
         stager_close = stack.enter_context(patch.object(service.stager, "close", wraps=service.stager.close))
-        for _ in range(service.settings.gather_threads):
-            service.gather_threads.submit(hold)
         done: list[str] = []
-        service.gather_threads.submit(lambda: done.append("what waits is dropped"))
-        assert held.wait(LONG)
-        closing = threading.Thread(target=service.close)
-        closing.start()
-        while not stager_close.called:
-            time.sleep(0.001)
-        time.sleep(0.1)  # the gather threads are told next
-        end.set()
-        closing.join(LONG)
+        works = [hold] * service.settings.gather_threads + [lambda: done.append("what waits is dropped")]
+        with asyncio.Runner() as runner:
+            running = [runner.get_loop().create_task(service.gather_threads.run(each)) for each in works]
+            runner.run(asyncio.sleep(0))
+            assert held.wait(LONG)
+            assert not any(each.done() for each in running)
+            closing = threading.Thread(target=service.close)
+            closing.start()
+            while not stager_close.called:
+                time.sleep(0.001)
+            time.sleep(0.1)  # the gather threads are told next
+            end.set()
+            closing.join(LONG)
         assert not set(threading.enumerate()) - before
         assert not done
         stager_close.assert_called_once_with()

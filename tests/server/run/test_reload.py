@@ -82,7 +82,8 @@ def test_a_corpus_of_other_content_answers_old_plans_while_the_old_one_is_served
     site.reload(site.text({"web": "newer.bin"}), "were replaced")
     wait_until(lambda: len(site.server.worker_pids()) == 2, "an old worker is left")
     document = check_problem(site.batch(old), 409, "fingerprint-mismatch")
-    assert "earlier" in document["remedy"]
+    remedy = "serve the corpus that the plan was made for, and name it in `earlier`"
+    assert document["remedy"] == remedy
     new = site.server.post_plan(PLAN).json()["id"]
     assert new != old
     newer = site.batch(new).body

@@ -157,18 +157,11 @@ def test_a_worker_that_hangs_while_it_starts_is_replaced(web: dict[str, Path], t
         wait_until(lambda: server.log().count(" is ready\n") == 3, "it was not replaced")
 
 
-def template_pid(server: RunningServer) -> int:
-    """Return the process that workers are copies of."""
-    (pid,) = (each.pid for each in psutil.Process(server.pid).children() if each.name() == "corpus-template")
-    return pid
-
-
 def test_a_template_has_one_thread_and_nothing_of_a_corpus(web: dict[str, Path], tmp_path: Path) -> None:
     """A fork copies neither threads nor locks that they hold; a map would outlive the corpus."""
     with RunningServer(web, tmp_path, workers=2) as server:
-        kill(server.worker_pids()[0])
-        wait_until(lambda: server.log().count(" is ready") == 3, server.log)
-        template = psutil.Process(template_pid(server))
+        server.kill_worker()
+        (template,) = server.templates()
         assert template.num_threads() == 1
         assert str(web["web"]) not in Path(f"/proc/{template.pid}/maps").read_text()
         files = [str(each.readlink()) for each in Path(f"/proc/{template.pid}/fd").iterdir()]
@@ -180,13 +173,11 @@ def test_a_template_has_one_thread_and_nothing_of_a_corpus(web: dict[str, Path],
 def test_a_template_that_is_gone_or_stopped_is_replaced(
     web: dict[str, Path], tmp_path: Path, number: signal.Signals
 ) -> None:
-    prelude = "import corpus_server.run.process as p; p.FORK_SECONDS = 2"
-    with RunningServer(web, tmp_path, prelude=prelude) as server:
-        before = template_pid(server)
-        os.kill(before, number)
-        kill(server.worker_pid)
-        wait_until(lambda: server.log().count(" is ready") == 2, server.log)
-        assert template_pid(server) != before
+    with RunningServer(web, tmp_path) as server:
+        (before,) = server.templates()
+        os.kill(before.pid, number)
+        server.kill_worker()
+        assert [each.pid for each in server.templates()] != [before.pid]
         assert server.get("/readyz").status == 200
         assert server.stop() == 0
 
@@ -285,6 +276,23 @@ def test_a_second_sigterm_ends_at_once(large: dict[str, Path], tmp_path: Path) -
         assert server.stop() == 0
 
 
+class Unasked(RunningServer):
+    """A server that nobody asks whether it is ready."""
+
+    def _ready(self) -> bool:
+        return "running on" in self.log() and self._num_ready() == self.workers
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_that_nobody_asks_ends_without_a_drain(
+    web: dict[str, Path], tmp_path: Path, workers: int
+) -> None:
+    """Whoever stops it would wait for an hour else, for the sake of a load balancer that is not there."""
+    arguments = ["--drain-seconds", "3600", "--grace-seconds", "3600"]
+    with Unasked(web, tmp_path, workers=workers, arguments=arguments) as server:
+        assert server.stop() == 0
+
+
 def test_sigterm_says_so_before_it_stops_to_answer(web: dict[str, Path], tmp_path: Path) -> None:
     """Catalogue row 10: readiness turns 503 first; whoever asks is answered and told to go elsewhere."""
     with (
@@ -358,12 +366,11 @@ def test_whatever_ends_a_worker_it_gets_a_successor(web: dict[str, Path], tmp_pa
         "p.Template.ask = lambda *a: [].pop() if next(count) == 1 else ask(*a)"
     )
     with RunningServer(web, tmp_path, prelude=second_fails) as server:
-        for number, (end, counted) in enumerate(ends.items()):
-            pid = server.worker_pid
+        for end, counted in ends.items():
             folder = server.state_dir / "metrics" / str(server.pid)
             (folder / "999999999-1.ended").write_text(counted)  # as of a worker that has ended
-            os.kill(pid, end)
-            wait_until(lambda: server.log().count(" is ready") == 2 + number, server.log)  # noqa: B023
+            with server.replacing():
+                os.kill(server.worker_pid, end)
         for said in (
             "with SIGSEGV",
             "with SIGKILL",

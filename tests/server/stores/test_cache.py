@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import resource
 import signal
@@ -31,18 +32,18 @@ def fill(cache: Cache, key: str, num_bytes: int, *, urgent: bool = False) -> Non
 
 def age(cache: Cache, key: str, seconds: float = 2 * PLANNED_SECONDS) -> None:
     then = time.time() - seconds
-    os.utime(cache.shards / key, (then, then))
+    os.utime(cache.extents / key, (then, then))
 
 
 def num_bytes(cache: Cache) -> int:
-    return sum(path.stat().st_size for path in cache.shards.glob("*/*"))
+    return sum(path.stat().st_size for path in cache.extents.glob("*/*"))
 
 
 def files_of(cache: Cache) -> list[str]:
-    return sorted(path.relative_to(cache.shards).as_posix() for path in cache.shards.rglob("*"))
+    return sorted(path.relative_to(cache.extents).as_posix() for path in cache.extents.rglob("*"))
 
 
-def test_a_shard_appears_when_it_is_whole(cache: Cache) -> None:
+def test_an_extent_appears_when_it_is_whole(cache: Cache) -> None:
     with cache.filling("a", 3, urgent=False) as file:
         file.write(b"abc")
         assert not cache.has("a")
@@ -74,6 +75,21 @@ def test_the_one_wanted_longest_ago_makes_room(cache: Cache) -> None:
     assert [key for key in "abcd" if cache.has(key)] == ["a", "b", "d"]
 
 
+def test_the_one_needed_last_makes_room_and_before_it_those_that_nobody_needs(cache: Cache) -> None:
+    """Whenever they were wanted."""
+    needed_in = {"a": 7.0, "b": 9.0, "c": 8.0}
+    cache.needed_in = lambda keys: [needed_in.get(key, math.inf) for key in keys]
+    for key, seconds in {"a": 40, "b": 20, "x": 20, "c": 30, "y": 30}.items():
+        fill(cache, key, 200)
+        age(cache, key, seconds)
+    left = []
+    for key in "1234":
+        fill(cache, key, 200)
+        cache.touch(key)
+        left.append("".join(each for each in "abcxy" if cache.has(each)))
+    assert left == ["abcx", "abc", "ac", "a"]
+
+
 def test_one_in_use_stays(cache: Cache) -> None:
     fill(cache, "a", 600)
     age(cache, "a")
@@ -96,13 +112,13 @@ def test_one_that_somebody_plans_for_makes_room_only_for_a_request_that_waits(ca
     fill(cache, "c", 600)
 
 
-def test_a_shard_larger_than_the_cache_is_refused(cache: Cache) -> None:
+def test_an_extent_larger_than_the_cache_is_refused(cache: Cache) -> None:
     with pytest.raises(CacheFull):
         fill(cache, "a", 1001)
     assert files_of(cache) == []
 
 
-def test_the_same_shard_is_staged_once(cache: Cache) -> None:
+def test_the_same_extent_is_staged_once(cache: Cache) -> None:
     with (
         cache.filling("a", 3, urgent=False),
         pytest.raises(BlockingIOError),
@@ -112,7 +128,7 @@ def test_the_same_shard_is_staged_once(cache: Cache) -> None:
     assert cache.has("a")
 
 
-def test_shards_count_before_the_disk_has_made_room_for_them(
+def test_extents_count_before_the_disk_has_made_room_for_them(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Making room takes long, and the cache is not locked meanwhile."""
@@ -174,14 +190,14 @@ def test_one_that_is_removed_while_it_is_opened_is_not_there(
     lock = fcntl.flock
 
     def remove_first(fd: int, how: int) -> None:
-        (cache.shards / "a" / "tokens").unlink()
+        (cache.extents / "a" / "tokens").unlink()
         lock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
     assert cache.open("a") is None
 
 
-def test_a_disk_that_does_not_take_a_shard_takes_it_from_everybody(
+def test_a_disk_that_does_not_take_an_extent_takes_it_from_everybody(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(cache, "a", 3)
@@ -206,8 +222,8 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
         Cache(tmp_path / "file" / "cache", 1000)
 
 
-def test_without_descriptors_a_shard_cannot_be_opened_and_nobody_waits(cache: Cache) -> None:
-    """Not a shard that was removed a moment ago, for which the cache looks again."""
+def test_without_descriptors_an_extent_cannot_be_opened_and_nobody_waits(cache: Cache) -> None:
+    """Not an extent that was removed a moment ago, for which the cache looks again."""
     fill(cache, "a", 10)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 8, limits[1]))

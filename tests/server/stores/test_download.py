@@ -16,7 +16,7 @@ import xxhash
 from corpus_server.errors import CacheFull, CorpusChanged, StoreFailed
 from corpus_server.stores import download, objects
 from corpus_server.stores.cache import Cache
-from corpus_server.stores.download import Recorded, Stopped, stage
+from corpus_server.stores.download import Part, Recorded, Stopped, stage
 from corpus_server.stores.objects import Store, StoreObject
 from tests import stores
 from tests.stores import Fault, Faults, Reply, WebServer
@@ -62,17 +62,22 @@ def bring(
         fields = ("url", "path", "size_bytes", "etag", "modified")
         found = LikeS3(**{name: getattr(found, name) for name in fields})
     with ThreadPoolExecutor(4) as fetchers:
-        stage(store, found, cache, recorded, fetchers, threading.Event())
+        stage(store, found, whole(found), cache, recorded, fetchers, threading.Event(), is_all=True)
     return found
 
 
+def whole(what: StoreObject) -> Part:
+    """Return all of an object as one part."""
+    return Part(what.key, 0, what.size_bytes)
+
+
 def is_empty(cache: Cache) -> bool:
-    return not list(cache.shards.iterdir())
+    return not list(cache.extents.iterdir())
 
 
 def test_an_object_comes_in_parallel_ranges(server: WebServer, cache: Cache) -> None:
     found = bring(server, cache, like_s3=True)
-    assert (cache.shards / found.key / "tokens").read_bytes() == CONTENT
+    assert (cache.extents / found.key / "tokens").read_bytes() == CONTENT
     assert sorted(start for _, start in server.gets) == list(range(0, len(CONTENT), RANGE))
 
 
@@ -80,7 +85,7 @@ def test_an_object_comes_in_parallel_ranges(server: WebServer, cache: Cache) -> 
 def test_faults_that_pass_are_ridden_out(server: WebServer, cache: Cache, name: str) -> None:
     server.fault = Faults(getattr(stores, name), most=2)
     found = bring(server, cache)
-    assert (cache.shards / found.key / "tokens").read_bytes() == CONTENT
+    assert (cache.extents / found.key / "tokens").read_bytes() == CONTENT
 
 
 def late_in_the_object(fault: Fault) -> Fault:
@@ -103,13 +108,17 @@ def test_one_flipped_bit_is_found_by_the_md5(server: WebServer, cache: Cache) ->
     assert is_empty(cache)
 
 
-def recorded_hashes(content: bytes) -> list[Recorded]:
+def recorded_hashes(content: bytes, *, fine: bool = False) -> list[Recorded]:
     data = content[100:9900]
-    return [Recorded(data_offset=100, data_bytes=len(data), digests=[xxhash.xxh3_128_hexdigest(data)])]
+    if fine:
+        digests = "".join(xxhash.xxh3_64_hexdigest(data[at : at + 500]) for at in range(0, len(data), 500))
+        return [Recorded(data_offset=100, data_bytes=len(data), digests=digests, block_bytes=500)]
+    return [Recorded(data_offset=100, data_bytes=len(data), digests=xxhash.xxh3_128_hexdigest(data))]
 
 
-def test_one_flipped_bit_is_found_by_recorded_hashes(server: WebServer, cache: Cache) -> None:
-    hashes = recorded_hashes(CONTENT)
+@pytest.mark.parametrize("fine", [False, True])
+def test_one_flipped_bit_is_found_by_recorded_hashes(server: WebServer, cache: Cache, fine: bool) -> None:
+    hashes = recorded_hashes(CONTENT, fine=fine)
     server.fault = late_in_the_object(Faults(stores.flipped))
     with pytest.raises(StoreFailed, match="recorded hash"):
         bring(server, cache, recorded=hashes)
@@ -144,7 +153,7 @@ def test_stopping_gives_up(server: WebServer, cache: Cache) -> None:
     assert found is not None
     stopping.set()
     with ThreadPoolExecutor(4) as fetchers, pytest.raises(Stopped):
-        stage(store, found, cache, (), fetchers, stopping)
+        stage(store, found, whole(found), cache, (), fetchers, stopping, is_all=True)
     assert is_empty(cache)
 
 
@@ -165,7 +174,16 @@ def test_a_range_under_way_is_waited_for_after_another_has_failed(cache: Cache) 
     what = StoreObject(url="s3://bucket/a", path="a", size_bytes=2 * RANGE, etag=None, modified="")
     with ThreadPoolExecutor(2) as fetchers:
         with pytest.raises(StoreFailed, match="the first range"):
-            stage(cast("Store", Failing()), what, cache, (), fetchers, threading.Event())
+            stage(
+                cast("Store", Failing()),
+                what,
+                whole(what),
+                cache,
+                (),
+                fetchers,
+                threading.Event(),
+                is_all=True,
+            )
         assert second_ended.is_set()
 
 
@@ -175,7 +193,7 @@ def test_what_the_disk_takes_in_parts_is_whole(
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, content, offset: write(fd, content[:300], offset))
     found = bring(server, cache)
-    assert (cache.shards / found.key / "tokens").read_bytes() == CONTENT
+    assert (cache.extents / found.key / "tokens").read_bytes() == CONTENT
 
 
 def test_what_the_disk_does_not_return_is_not_taken_for_hashed(

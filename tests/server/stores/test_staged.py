@@ -1,8 +1,10 @@
-"""A file whose map comes and goes: it is never read without its map, and what changed is never served."""
+"""A file whose map comes and goes: never read where there is no map, and what changed is never served."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -10,16 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 import xxhash
 
 from corpus_server.corpus import guard
-from corpus_server.errors import CorpusChanged, ReadFailed, StoreFailed, UnreadableCorpus
-from corpus_server.stores import Cache, StagedFile
+from corpus_server.errors import CorpusChanged, NotStaged, ReadFailed, StoreFailed, UnreadableCorpus
+from corpus_server.stores import Cache, Extent, StagedFile, held
 from corpus_server.stores.download import Recorded
 from corpus_server.stores.objects import Store, StoreObject
 
-CONTENT = bytes(range(1, 256)) * 40
+EXTENT_BYTES = 4096
+CONTENT = bytes(range(1, 256)) * 40  # three extents
 WHAT = StoreObject(url="s3://bucket/a.bin", path="a.bin", size_bytes=len(CONTENT), etag='"1"', modified="")
 
 
@@ -41,7 +45,7 @@ def ranges() -> Ranges:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path / "cache", 100_000)
+    return Cache(tmp_path / "cache", 100_000, EXTENT_BYTES)
 
 
 @pytest.fixture
@@ -50,16 +54,26 @@ def file(cache: Cache, ranges: Ranges) -> Iterator[StagedFile]:
         yield opened
 
 
-def fill(cache: Cache) -> Path:
-    with cache.filling(WHAT.key, len(CONTENT), urgent=False) as local:
-        local.write(CONTENT)
-    return cache.shards / WHAT.key / "tokens"
+@pytest.fixture
+def extent(file: StagedFile) -> Extent:
+    """The middle one."""
+    return file.extents[1]
 
 
-def is_guarded(file: StagedFile) -> bool:
+def fill(extent: Extent) -> Path:
+    cache, (key, start, stop) = extent.file.cache, extent.part
+    with cache.filling(key, stop - start, urgent=False) as local:
+        local.write(CONTENT[start:stop])
+    return cache.extents / key / "tokens"
+
+
+def bytes_of(extent: Extent) -> bytes:
+    return CONTENT[extent.part.start : extent.part.stop]
+
+
+def is_guarded(address: int, num_bytes: int) -> bool:
     """Tell whether every byte of a map is under guard."""
-    start, stop = file._address, file._address + file.size_bytes
-    return any(each.start <= start and stop <= each.stop for each in guard._ranges)
+    return any(each.start <= address and address + num_bytes <= each.stop for each in guard._ranges)
 
 
 def may_be_read(address: int) -> bool:
@@ -71,106 +85,272 @@ def may_be_read(address: int) -> bool:
     return False
 
 
-def test_its_tokens_can_be_read_at_the_same_addresses_while_it_is_attached(
-    cache: Cache, file: StagedFile
+@pytest.mark.parametrize("header", [0, 10, 4096, 5000])
+def test_extents_can_be_read_at_the_same_addresses_while_they_are_attached(
+    file: StagedFile, header: int
 ) -> None:
-    mapped = file.map()
-    address = file._address
-    assert not file.attach()
-    fill(cache)
-    for _ in range(2):
-        assert not may_be_read(address)
-        assert not is_guarded(file)
-        assert file.attach()
-        assert ctypes.string_at(address, len(CONTENT)) == CONTENT
-        assert is_guarded(file)
-        assert file.detach()
+    """In any order, each at its place behind the header, whose bytes nobody reads."""
+    mapped = file.map(range(header, len(CONTENT)))
+    address = np.frombuffer(mapped, np.uint8).ctypes.data
     assert len(mapped) == len(CONTENT)
+    extents = file.extents
+    assert [bytes_of(each) for each in extents] == [
+        CONTENT[start : start + EXTENT_BYTES] for start in range(header, len(CONTENT), EXTENT_BYTES)
+    ]
+    for each in extents:
+        assert not each.attach()
+        fill(each)
+    for order in (extents, extents[::-1]):
+        for each in order:
+            at, size = address + each.part.start, each.size_bytes
+            assert not may_be_read(at)
+            assert not is_guarded(at, size)
+            assert each.attach()
+            assert ctypes.string_at(at, size) == bytes_of(each)
+            assert is_guarded(at, size)
+        assert ctypes.string_at(address + header, len(CONTENT) - header) == CONTENT[header:]
+        for each in order:
+            assert each.detach()
 
 
-def test_it_stays_attached_while_it_is_held(cache: Cache, file: StagedFile) -> None:
-    fill(cache)
-    assert file.attach()
-    with file.held():
-        with file.held():
-            assert not file.detach()
-        assert not file.detach()
-        assert file.is_attached
-    assert file.detach()
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_extents_of_two_orders_share_the_addresses_of_the_bytes_that_both_hold(
+    file: StagedFile, order: tuple[int, ...]
+) -> None:
+    """Attached and detached in any order: what is attached can be read, and nothing else."""
+    address = np.frombuffer(file.map(), np.uint8).ctypes.data
+    extents = [Extent(file, *bounds) for bounds in ((0, 8192), (4096, len(CONTENT)), (4096, 8192))]
+    attached: list[Extent] = []
+    for each in extents:
+        fill(each)
+    for number in (*order, *order):
+        each = extents[number]
+        if each in attached:
+            attached.remove(each)
+            assert each.detach()
+        else:
+            attached.append(each)
+            assert each.attach()
+        for start, stop in ((0, 4096), (4096, 8192), (8192, len(CONTENT))):
+            is_there = any(its.start <= start and stop <= its.stop for its in attached)
+            assert may_be_read(address + start) == is_there
+            if is_there:
+                assert ctypes.string_at(address + start, stop - start) == CONTENT[start:stop]
 
 
-def test_a_local_copy_that_was_written_to_is_not_served(cache: Cache, file: StagedFile) -> None:
-    path = fill(cache)
-    assert file.attach()
-    file.check_unchanged()
-    path.write_bytes(bytes(len(CONTENT)))
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_local_copy_that_was_written_to_is_found_by_whoever_shares_its_bytes(
+    file: StagedFile, written: int
+) -> None:
+    extents = [Extent(file, 0, 8192), Extent(file, 4096, len(CONTENT))]
+    paths = [fill(each) for each in extents]
+    assert all(each.attach() for each in extents)
+    paths[written].write_bytes(bytes(extents[written].size_bytes))
+    os.utime(paths[written], ns=(1, 1))
+    for each in extents:
+        with pytest.raises(CorpusChanged, match="written to since it was opened"):
+            each.check_unchanged()
+    assert extents[written].detach()
+    extents[1 - written].check_unchanged()
+
+
+def test_one_stays_attached_while_it_is_held(extent: Extent) -> None:
+    fill(extent)
+    assert extent.attach()
+    with held([extent]):
+        with held([extent]):
+            assert not extent.detach()
+        assert not extent.detach()
+        assert extent.file.is_attached(extent)
+    assert extent.detach()
+
+
+def test_one_that_is_not_attached_cannot_be_held(file: StagedFile, extent: Extent) -> None:
+    fill(extent)
+    assert extent.attach()
+    with (
+        pytest.raises(NotStaged, match=r"a\.bin\[8192:10200\] is not on this machine"),
+        held([extent, file.extents[2]]),
+    ):
+        pass
+
+
+def test_a_local_copy_that_was_written_to_is_not_served(extent: Extent) -> None:
+    path = fill(extent)
+    assert extent.attach()
+    extent.check_unchanged()
+    path.write_bytes(bytes(EXTENT_BYTES))
     os.utime(path, ns=(1, 1))
-    with pytest.raises(CorpusChanged, match=r"a\.bin: written to since it was opened"):
-        file.check_unchanged()
+    with pytest.raises(CorpusChanged, match=r"a\.bin\[4096:8192\]: written to since it was opened"):
+        extent.check_unchanged()
 
 
-def test_a_local_copy_that_the_disk_did_not_take_is_not_served(cache: Cache, file: StagedFile) -> None:
+def test_a_local_copy_that_the_disk_did_not_take_is_not_served(extent: Extent) -> None:
     """`Cache.sync` removes it then; whoever has it mapped may read other pages in place of its own."""
-    path = fill(cache)
-    assert file.attach()
+    path = fill(extent)
+    assert extent.attach()
     path.unlink()
-    with pytest.raises(ReadFailed, match=r"a\.bin: the cache's disk did not take it"):
-        file.check_unchanged()
+    with pytest.raises(ReadFailed, match=r"a\.bin\[4096:8192\]: its copy was taken out of the cache"):
+        extent.check_unchanged()
 
 
-def test_pages_that_the_disk_did_not_deliver_are_not_served(cache: Cache, file: StagedFile) -> None:
-    """Until the file is attached anew."""
-    fill(cache)
+def test_pages_that_the_disk_did_not_deliver_are_not_served(file: StagedFile, extent: Extent) -> None:
+    """Until the extent is attached anew; others are."""
+    other = file.extents[0]
     file.map()
-    assert file.attach()
-    assert file._guarded is not None
-    file._guarded.num_faults += 1
-    with pytest.raises(ReadFailed, match=r"a\.bin: the cache's disk did not deliver 1 pages"):
-        file.check_unchanged()
-    assert file.detach()
-    assert file.attach()
-    file.check_unchanged()
+    for each in (extent, other):
+        fill(each)
+        assert each.attach()
+    (guarded,) = [each for each in guard._ranges if each.start == file._address + extent.part.start]
+    guarded.num_faults += 1
+    with pytest.raises(ReadFailed, match=r"a\.bin\[4096:8192\]: the cache's disk did not deliver 1 pages"):
+        extent.check_unchanged()
+    other.check_unchanged()
+    assert extent.detach()
+    assert extent.attach()
+    extent.check_unchanged()
 
 
-def test_recorded_hashes_are_checked_when_it_is_staged(cache: Cache, file: StagedFile) -> None:
+def bring(extent: Extent) -> None:
     with ThreadPoolExecutor(1) as fetchers:
+        extent.stage(fetchers, threading.Event(), urgent=True, on_bytes=lambda num_bytes: None)
 
-        def bring(digest: str) -> None:
-            file.recorded[:] = [Recorded(data_offset=0, data_bytes=len(CONTENT), digests=[digest])]
-            file.stage(fetchers, threading.Event(), urgent=True, on_bytes=lambda num_bytes: None)
 
-        with pytest.raises(StoreFailed, match="block 0, bytes 0 on, differs from its recorded hash"):
-            bring("0" * 32)
-        assert not file.is_cached
-        bring(xxhash.xxh3_128_hexdigest(CONTENT))
-    assert file.is_cached
+@pytest.mark.parametrize("header", [0, 100], ids="header-{}".format)
+def test_recorded_hashes_are_checked_of_each_extent_as_it_comes(
+    ranges: Ranges, file: StagedFile, header: int
+) -> None:
+    """A block is an extent, also behind a header: so nothing else is fetched."""
+    file.map(range(header, len(CONTENT)))
+    digests = [xxhash.xxh3_128_hexdigest(bytes_of(each)) for each in file.extents]
+    digests[1] = "0" * 32
+    file.recorded.append(Recorded(header, len(CONTENT) - header, "".join(digests), EXTENT_BYTES))
+    bring(file.extents[0])
+    with pytest.raises(
+        StoreFailed, match=f"block 1, bytes {header + 4096} on, differs from its recorded hash"
+    ):
+        bring(file.extents[1])
+    bring(file.extents[2])
+    assert [each.is_cached for each in file.extents] == [True, False, True]
+    assert ranges.asked == [each.part[1:] for each in file.extents]
+
+
+def test_recorded_hashes_of_runs_that_extents_cut_are_checked_with_what_is_missing(
+    ranges: Ranges, file: StagedFile
+) -> None:
+    """Two runs with other bytes between them; the second one lies in all three extents."""
+    file.map(range(len(CONTENT)))
+    for start, stop in ((10, 500), (1000, 9000)):
+        digest = xxhash.xxh3_128_hexdigest(CONTENT[start:stop])
+        file.recorded.append(Recorded(start, stop - start, digest))
+    for each in file.extents:
+        ranges.asked.clear()
+        bring(each)
+        assert {(each.part.stop, 9000), (1000, each.part.start)} & set(ranges.asked)
+    file.recorded[1] = Recorded(1000, 8000, "0" * 32)
+    with pytest.raises(StoreFailed, match="block 0, bytes 1000 on, differs"):
+        bring(file.extents[1])
+
+
+class LikeS3(StoreObject):
+    """An object whose ETag is taken for the MD5 of its bytes, as in S3."""
+
+    @property
+    def md5(self) -> str | None:
+        assert self.etag is not None
+        return self.etag.strip('"')
+
+
+def like_s3(cache: Cache, ranges: Ranges, md5: str) -> StagedFile:
+    about = {"url": "s3://bucket/a.bin", "path": "a.bin", "size_bytes": len(CONTENT), "modified": ""}
+    return StagedFile(Path("a.bin"), cast("Store", ranges), LikeS3(**about, etag=f'"{md5}"'), cache)
+
+
+def test_the_md5_of_an_object_is_checked_when_all_of_it_is_there(cache: Cache, ranges: Ranges) -> None:
+    """A header, which is in no extent, is fetched for it."""
+    with like_s3(cache, ranges, hashlib.md5(CONTENT).hexdigest()) as file:
+        file.map(range(100, len(CONTENT)))
+        for each in file.extents:
+            bring(each)
+        assert ranges.asked[-1] == (0, 100)
+        assert all(each.attach() for each in file.extents)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_the_md5_is_checked_when_extents_of_several_orders_hold_all_of_it(
+    cache: Cache, ranges: Ranges, order: tuple[int, ...]
+) -> None:
+    """They overlap; the object is refused, and all of them are removed."""
+    with like_s3(cache, ranges, "0" * 32) as file:
+        extents = [Extent(file, *bounds) for bounds in ((0, 4096), (0, 8192), (4096, len(CONTENT)))]
+        for number in order[: max(order.index(2), 1)]:
+            bring(extents[number])
+        with pytest.raises(StoreFailed, match="its bytes have the MD5"):
+            bring(extents[order[max(order.index(2), 1)]])
+        assert not any(cache.has(each.part.key) for each in extents)
+
+
+def test_an_object_with_another_md5_is_refused_from_then_on(cache: Cache, ranges: Ranges) -> None:
+    """By everybody, until its mark is removed; what others have mapped of it is served no more."""
+    with like_s3(cache, ranges, "0" * 32) as file, like_s3(cache, ranges, "0" * 32) as other:
+        for each in file.extents[:2]:
+            bring(each)
+        theirs = other.extents[0]
+        assert theirs.attach()
+        refused = pytest.raises(StoreFailed, match=r"its bytes have the MD5 \w{32}, its ETag says 0000")
+        with refused:
+            bring(file.extents[2])
+        assert not any(cache.has(each.part.key) for each in file.extents)
+        with pytest.raises(ReadFailed, match="it is wrong"):
+            theirs.check_unchanged()
+        ranges.asked.clear()
+        for each in (*file.extents, *other.extents):
+            with refused:
+                bring(each)
+        assert ranges.asked == []
+        (mark,) = (cache.folder / "wrong").iterdir()
+        mark.unlink()
+        bring(file.extents[0])
+        file.recorded.append(Recorded(0, len(CONTENT), xxhash.xxh3_128_hexdigest(CONTENT)))
+        mark.write_text("0")  # recorded hashes count more
+        bring(file.extents[1])
 
 
 def test_a_map_that_cannot_be_made_is_an_error(
-    cache: Cache, file: StagedFile, monkeypatch: pytest.MonkeyPatch
+    file: StagedFile, extent: Extent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:
         def mmap(self, *arguments: object) -> int:
             return 2**64 - 1
 
-    fill(cache)
+    fill(extent)
     file.map()
     with monkeypatch.context() as patch:
         patch.setattr(guard, "libc", Full)
         with pytest.raises(UnreadableCorpus, match=r"cannot be mapped.*vm\.max_map_count"):
-            file.attach()
-    assert not file.is_attached
+            extent.attach()
+    assert not file.is_attached(extent)
 
 
-@pytest.mark.parametrize("num_bytes", [len(CONTENT) - 100, 0, len(CONTENT) + 1])
+@pytest.mark.parametrize("num_bytes", [EXTENT_BYTES - 100, 0, EXTENT_BYTES + 1])
 def test_a_copy_of_another_size_is_thrown_away(
-    cache: Cache, ranges: Ranges, file: StagedFile, num_bytes: int
+    cache: Cache, ranges: Ranges, extent: Extent, num_bytes: int
 ) -> None:
     """The end of a last page that was cut off would read as zeros, and no fault would tell."""
-    file.map()
-    os.truncate(fill(cache), num_bytes)
-    assert not file.attach()
-    assert not cache.has(WHAT.key)
-    os.truncate(fill(cache), num_bytes)
-    assert file.read(len(CONTENT) - 10, 10) == CONTENT[-10:]
-    assert ranges.asked == [(len(CONTENT) - 10, len(CONTENT))]
+    extent.file.map()
+    os.truncate(fill(extent), num_bytes)
+    assert not extent.attach()
+    assert not cache.has(extent.part.key)
+    os.truncate(fill(extent), num_bytes)
+    assert extent.file.read(5000, 10) == CONTENT[5000:5010]
+    assert ranges.asked == [(5000, 5010)]
+
+
+def test_bytes_are_read_from_the_extents_that_are_there_and_else_from_the_store(
+    ranges: Ranges, file: StagedFile
+) -> None:
+    file.map(range(10, 10_100))
+    fill(file.extents[1])
+    assert file.read(10, 10_090) == CONTENT[10:10_100]
+    assert file.read(4200, 100) == CONTENT[4200:4300]
+    assert ranges.asked == [(10, 4106), (8202, 10_100)]

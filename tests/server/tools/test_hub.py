@@ -184,6 +184,17 @@ def test_a_hub_that_does_not_answer_is_one_line_unless_the_cache_has_all(
     assert "check the network and HF_ENDPOINT" in second[2]
 
 
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_tokenizer_that_the_hub_does_not_give_names_the_ways_without_it(
+    run: Run, tmp_path: Path, offline: str
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(3))
+    variables = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HUB_OFFLINE": offline}
+    ((code, _, err),) = run(("build", source, "--tokenizer", "gpt2", "--out", tmp_path / "out"), **variables)
+    assert code == 2
+    assert "a tokenizer.json of this machine, or `bytes`, needs no network" in err.splitlines()[-1]
+
+
 def test_a_corpus_is_built_of_a_repository_and_its_tokenizer(hub: Hub, run: Run, tmp_path: Path) -> None:
     tokenizer = write_tokenizer_json(tmp_path)
     hub.repositories["org/tok"] = {"main": {"tokenizer.json": tokenizer.read_bytes(), "model.bin": b"x"}}

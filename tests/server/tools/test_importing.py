@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan import Plan
@@ -95,7 +96,7 @@ def test_megatrons_arguments() -> None:
         pytest.param(
             ".5 /a/x 1.5E+1 '/b/y z' 2e0 /c/***",
             [("x", 0.5), ("y-z", 15.0), ("corpus", 2.0)],
-            ["/a/x", "/b/y z", "/c/***"],
+            ["/a/x", "/b/y z", r"/c/\*\*\*"],
             id="weights",
         ),
         pytest.param(
@@ -275,7 +276,8 @@ def test_a_mosaicml_dataset_may_be_one_stream(dataset: dict[str, Any], corpora: 
 REMEDIES = {
     "the configuration does not say seq_len": "give it with --seq-len",
     "the configuration does not say batch_size": "give it with --batch-size",
-    "the configuration must be JSON": "convert YAML with yq -o=json",
+    "dataset must be paths or a source_mixture_config (a named mix is a list inside OLMo-core), "
+    "got 'OLMoE-mix-0824'": "write the paths of the mix into the configuration, as docs/start/replay.md does",
 }
 BLEND = "--data-path must be a weight before each path (Megatron would weigh by samples), got "
 
@@ -302,8 +304,16 @@ BLEND = "--data-path must be a weight before each path (Megatron would weigh by 
             "file",
             "the text is no data configuration of megatron: ValueError No closing quotation",
         ),
-        ("olmo", "a: 1", "file", "the configuration must be JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("olmo", "[]", "file", "file must be a JSON object, got []"),
+        (
+            "olmo",
+            "a: [1",
+            "file",
+            'the configuration must be JSON or YAML: while parsing a flow sequence in "<unicode string>", '
+            "line 1, column 4: a: [1 ^ expected ',' or ']', but got '<stream end>' in \"<unicode string>\", "
+            "line 1, column 6: a: [1 ^",
+        ),
+        ("olmo", "[]", "file", "file must be an object of JSON or YAML, got []"),
+        ("neox", "seq_length", "file", "file must be an object of JSON or YAML, got 'seq_length'"),
         (
             "olmo",
             '{"dataset": {"source_mixture_config": {"source_configs": [{}]}}}',
@@ -337,7 +347,18 @@ def test_what_cannot_be_a_plan_is_refused_by_name(
 @pytest.mark.parametrize(
     ("trainer", "text", "parameter", "message"),
     [
-        ("olmo", "{}", "order", "order must be shuffle for olmo, whose order is not known, got 'megatron'"),
+        (
+            "olmo",
+            "{}",
+            "order",
+            "order must be shuffle or olmo for a configuration of olmo, got 'megatron'",
+        ),
+        (
+            "mosaicml",
+            "{}",
+            "order",
+            "order must be shuffle for a configuration of mosaicml, got 'megatron'",
+        ),
         *(
             (
                 "megatron",
@@ -369,3 +390,284 @@ def test_megatrons_order_takes_what_decides_it(
         import_plan(trainer, text, order="megatron")
     assert (caught.value.detail, caught.value.parameter) == (message, parameter)
     assert (caught.value.remedy is not None) == (parameter == "num_samples")
+
+
+PYTHIA = """
+{
+  "pipe-parallel-size": 1,
+  "seq-length": 2048,
+  "max-position-embeddings": 2048,
+  "attention-config": [[["flash"], 6]],
+
+  # batch size (trained on 32 gpus)
+  "train_micro_batch_size_per_gpu": 32,
+  "gas": 1,
+  "data-impl": "mmap",
+  "train-iters": 143000,
+  "train-data-paths": ["/fsx/pile/pile_20B_tokenizer_text_document"],
+  "valid-data-paths": ["/fsx/pile/pile_20B_tokenizer_text_document"],
+  "test-data-paths": ["/fsx/pile/pile_20B_tokenizer_text_document"],
+  "deepspeed_slurm": true,
+}
+"""
+"""What is of data in `models/70M/pythia-70m.yml` of EleutherAI/pythia, and some more."""
+OTHER_PARTS = [f"{name}_data_paths: make a plan of its own for it" for name in ("valid", "test")]
+RANKS = "which rank and micro batch has which row: each step has the same rows in all"
+
+
+def test_pythias_configuration_in_its_own_order() -> None:
+    name = "pile_20B_tokenizer"
+    order = {"num_samples": 143_000 * 1024, "weights": [1.0], "split": [1.0], "blend": [name]}
+    assert imported("neox", PYTHIA, order="neox", batch_size=1024) == Imported(
+        document=document({name: 1.0}, 1024, seq_len=2048, stride=2048, seed=1234, order={"neox": order}),
+        corpora={name: f"/fsx/pile/{name}_text_document"},
+        left_out=[*OTHER_PARTS, RANKS],
+    )
+    shuffled = imported("neox", PYTHIA, batch_size=1024)
+    assert shuffled.document == document({name: 1.0}, 1024, seq_len=2048, stride=2048, seed=1234)
+    assert shuffled.left_out == [
+        *OTHER_PARTS,
+        "samples across document and file ends: a window lies inside one file, in file order",
+        OWN_ORDER,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        pytest.param(
+            "{data_path: /d/web, train_batch_size: 4, train_iters: 10}",
+            {"num_samples": 40, "split": [969.0, 30.0, 1.0], "blend": ["web"]},
+            id="a path, split",
+        ),
+        pytest.param(
+            "{data-path: /d/web, split: 9/1, train_batch_size: 4, train_iters: 10}",
+            {"num_samples": 40, "split": [9.0, 1.0], "blend": ["web"]},
+            id="another split",
+        ),
+        pytest.param(
+            "{train-data-paths: [/d/web, /d/code], train-data-weights: [2, 1.5], train_batch_size: 4, "
+            "train_iters: 10, split: 9/1}",
+            {"num_samples": 40, "weights": [2.0, 1.5], "split": [1.0], "blend": ["web", "code"]},
+            id="paths",
+        ),
+    ],
+)
+def test_neox_paths_and_their_splits(text: str, order: dict[str, Any]) -> None:
+    found = imported("neox", text, order="neox", seq_len=8, seed=3)
+    assert (found.document["order"], found.document["seed"]) == ({"neox": order}, 3)
+
+
+RUN_OF_CORE: dict[str, Any] = {
+    "dataset": {
+        "_CLASS_": "olmo_core.data.numpy_dataset.NumpyFSLDatasetConfig",
+        "paths": ["/d/b/part-0.npy", "/d/a/part-10.npy", "/d/a/part-9.npy", "/d/b/part-0.npy"],
+        "sequence_length": 4096,
+        "max_target_sequence_length": 8192,
+        "generate_doc_lengths": True,
+        "instance_filter_config": {"repetition_max_period": 13},
+        "tokenizer": {"vocab_size": 100278, "eos_token_id": 100257, "pad_token_id": 100277},
+    },
+    "data_loader": {"global_batch_size": 4096 * 256, "seed": 34521, "work_dir": "/tmp/work"},
+    "trainer": {"max_duration": {"value": 2, "unit": "epochs"}, "callbacks": {"lm": {"_CLASS_": "a.B"}}},
+}
+FILTERED = "OLMo leaves the instances that it filters out of the loss; here they count"
+DOCUMENTS = "batches have document_ids and cu_seqlens"
+STRIDED = "which rank has which row of a step: rank k of W has rows k, k + W, ... in OLMo"
+
+
+def test_an_olmo_run_in_its_own_order() -> None:
+    """Shards are ordered by their names, and the plan says in which order the run had them."""
+    order = {"max_target_sequence_length": 8192, "num_epochs": 2, "shards": [2, 1, 0, 2]}
+    expected = Imported(
+        document=document({"olmo": 1.0}, 256, seq_len=4095, stride=4096, seed=34521, order={"olmo": order}),
+        corpora={"olmo": "/d/a/part-9.npy,/d/a/part-10.npy,/d/b/part-0.npy,dtype=uint32,eot=100257"},
+        left_out=[
+            f"dataset.instance_filter_config: {FILTERED}",
+            f"dataset.generate_doc_lengths: {DOCUMENTS}",
+            STRIDED,
+            OF_DISJOINT,
+        ],
+    )
+    assert imported("olmo", json.dumps(RUN_OF_CORE), order="olmo") == expected
+    assert imported("olmo", yaml.safe_dump(RUN_OF_CORE), order="olmo") == expected
+
+
+def test_the_paths_of_an_olmo_run_are_shuffled_as_olmo_core_shuffles_them() -> None:
+    paths = [f"/d/part-{number}.npy" for number in range(9)]
+    dataset = {"paths": paths, "sequence_length": 8, "source_permutation_seed": 5}
+    text = json.dumps({"dataset": dataset, "data_loader": {"global_batch_size": 64}})
+    shards = imported("olmo", text, order="olmo").document["order"]["olmo"]["shards"]
+    assert shards == [2, 3, 1, 0, 8, 7, 6, 5, 4]  # of OLMo-core 3.0.0
+
+
+@pytest.mark.parametrize(
+    ("duration", "options", "order", "told"),
+    [
+        ({"value": 5000, "unit": "steps"}, {}, {}, "5000 steps; the plan ends after an epoch"),
+        ({"value": 5000, "unit": "steps"}, {"num_epochs": 3}, {"num_epochs": 3}, None),
+        ({"value": 2, "unit": "epochs"}, {"num_epochs": 3}, {"num_epochs": 3}, None),
+        ({"value": 2, "unit": "epochs"}, {}, {"num_epochs": 2}, None),
+    ],
+)
+def test_how_long_an_olmo_run_is(
+    duration: dict[str, Any], options: dict[str, int], order: dict[str, int], told: str | None
+) -> None:
+    dataset = {"paths": ["/d/a.npy"], "sequence_length": 8}
+    config = {
+        "dataset": dataset,
+        "data_loader": {"global_batch_size": 64},
+        "trainer": {"max_duration": duration},
+    }
+    found = imported("olmo", json.dumps(config), order="olmo", **options)
+    assert found.document["order"] == {"olmo": order}
+    assert [each for each in found.left_out if "max_duration" in each] == (
+        []
+        if told is None
+        else [
+            f"trainer.max_duration: {told}, or as many as --num-epochs says, and the loader takes num_steps"
+        ]
+    )
+
+
+FIRST_OLMO = """
+seed: 6198
+model:
+  max_sequence_length: 2048
+  vocab_size: 50280
+  eos_token_id: 50279
+global_train_batch_size: 2048
+max_duration: 2ep
+data:
+  drop_last: true
+  generate_attention_mask: true
+  paths:
+    - s3://ai2-llm/preprocessed/part-0.npy
+    - s3://ai2-llm/preprocessed/part-1.npy
+"""
+
+
+def test_a_run_of_the_first_olmo_counts_epochs_from_zero() -> None:
+    order = {"first_epoch": 0, "num_epochs": 2}
+    paths = "s3://ai2-llm/preprocessed/part-0.npy,s3://ai2-llm/preprocessed/part-1.npy"
+    assert imported("olmo", FIRST_OLMO, order="olmo") == Imported(
+        document=document({"olmo": 1.0}, 2048, seq_len=2047, stride=2048, seed=6198, order={"olmo": order}),
+        corpora={"olmo": f"{paths},dtype=uint16,eot=50279"},
+        left_out=[STRIDED, OF_DISJOINT],
+    )
+    shuffled = imported("olmo", FIRST_OLMO)
+    assert shuffled.document == document({"olmo": 1.0}, 2048, seq_len=2047, stride=2048, seed=6198)
+    assert "data: drop_last, generate_attention_mask" in shuffled.left_out
+
+
+def test_groups_of_the_first_olmo_come_by_their_labels() -> None:
+    groups = "datasets: {web: [/d/1.npy], books: [/d/3.npy, /d/2.npy]}, seed: 7, drop_last: true"
+    text = f"{{model: {{max_sequence_length: 8}}, global_train_batch_size: 4, data: {{{groups}}}}}"
+    found = imported("olmo", text, order="olmo")
+    assert found.document["order"] == {"olmo": {"first_epoch": 0, "shards": [2, 1, 0]}}
+    assert found.document["seed"] == 7
+
+
+OF_CORE = "NumpyFSLDatasetConfig with order olmo, whose instances are known"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "change", "parameter", "message"),
+    [
+        ("neox", {"pack-impl": "unpacked"}, "pack_impl", "left out or 'packed', as its rows are known"),
+        ("neox", {"dataset_impl": "pairwise"}, "dataset_impl", "left out or 'gpt2', as its rows are known"),
+        ("neox", {"train_epochs": 2}, "train_epochs", "left out or None, as its rows are known"),
+        (
+            "neox",
+            {"weight_by_num_documents": True},
+            "weight_by_num_documents",
+            "left out or False, as its rows are known",
+        ),
+        (
+            "neox",
+            {"train_label_data_paths": ["/d/labels"]},
+            "train_label_data_paths",
+            "left out or None, as its rows are known",
+        ),
+        ("neox", {"curriculum_learning": {"enabled": True}}, "curriculum_learning", "left out: it cuts rows"),
+        ("neox", {"train_data_weights": [1, 2]}, "train_data_weights", "a weight for each path"),
+        ("olmo", {"dataset": {"_CLASS_": "x.NumpyPackedFSLDatasetConfig"}}, "dataset", OF_CORE),
+        ("olmo", {"dataset": {"name": "padded_fsl"}}, "dataset", OF_CORE),
+        (
+            "olmo",
+            {"data_loader": {"_CLASS_": "x.ComposableDataLoaderConfig"}},
+            "data_loader",
+            "NumpyDataLoaderConfig with order olmo",
+        ),
+        (
+            "olmo",
+            {"dataset": {"paths": ["/d/*.npy"]}},
+            "paths",
+            "paths without patterns with order olmo, whose rows follow from the order of the files",
+        ),
+        (
+            "olmo",
+            {"dataset": {"source_mixture_config": {"source_configs": []}}},
+            "dataset.source_mixture_config",
+            "paths with order olmo: how much a mixture takes of a file follows from all files' sizes",
+        ),
+        (
+            "olmo",
+            {"trainer": {"callbacks": {"batch_size_scheduler": {"batch_sizes": [1]}}}},
+            "trainer.callbacks.batch_size_scheduler",
+            "left out with order olmo: it changes the batches of a run",
+        ),
+        (
+            "olmo",
+            {"trainer": {"callbacks": {"x": {"_CLASS_": "olmo_core.SequenceLengthSchedulerCallback"}}}},
+            "trainer.callbacks.x",
+            "left out with order olmo: it changes the batches of a run",
+        ),
+    ],
+)
+def test_runs_whose_rows_are_not_known_are_refused_by_name(
+    trainer: Trainer, change: dict[str, Any], parameter: str, message: str
+) -> None:
+    base = RUN_OF_CORE if trainer == "olmo" else yaml.safe_load(PYTHIA)
+    text = json.dumps(
+        {
+            **base,
+            **{
+                name: {**base.get(name, {}), **value} if name in RUN_OF_CORE else value
+                for name, value in change.items()
+            },
+        }
+    )
+    with pytest.raises(InvalidParameter) as caught:
+        import_plan(trainer, text, order=trainer, batch_size=1024)  # type: ignore[arg-type]
+    assert caught.value.parameter == parameter
+    assert caught.value.detail.startswith(f"{parameter} must be {message}, got ")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "text", "options", "parameter", "remedy"),
+    [
+        (
+            "neox",
+            PYTHIA,
+            {},
+            "batch_size",
+            "give --batch-size, 32 x 1 x GPUs that have other rows; Pythia has 1024",
+        ),
+        (
+            "neox",
+            "{data_path: /d/web, train_batch_size: 4}",
+            {},
+            "num_samples",
+            "give train_iters and train_batch_size, or the option --num-samples",
+        ),
+        ("olmo", FIRST_OLMO.replace("drop_last: true", "drop_last: false"), {}, "data.drop_last", None),
+        ("olmo", json.dumps(RUN_OF_CORE), {"rows": "documents"}, "rows", None),
+    ],
+)
+def test_what_an_own_order_needs_is_said(
+    trainer: Trainer, text: str, options: dict[str, Any], parameter: str, remedy: str | None
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        import_plan(trainer, text, order=trainer, **options)  # type: ignore[arg-type]
+    assert (caught.value.parameter, caught.value.remedy) == (parameter, remedy)

@@ -251,7 +251,7 @@ def test_an_excluded_document_is_replaced_and_nothing_else(server: RunningServer
     [
         ("bare", 404, "unknown-document", "corpus 'bare' has no document index", "corpus-server index"),
         ("unknown", 422, "invalid-plan", "has no known end-of-text id", "eot=ID"),
-        ("cut", 422, "invalid-plan", "document 1 of corpus 'cut' ends with token 5", "corpus-server index"),
+        ("cut", 422, "invalid-plan", "nothing tells whether the documents of corpus 'cut' end or", "eot_at="),
         ("sentences", 422, "invalid-plan", "document 1 of corpus 'sentences' ends with token 4", "eot=ID"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,34 @@ def test_a_search_says_first_how_much_it_searched(served: RunningServer) -> None
     assert served.get("/v1/corpora/text/search", text="needle").json()["complete"] is True
     unknown = served.get("/v1/corpora/holed/search", text="needle").json()
     assert (unknown["searched"], unknown["complete"]) == ("0 of 9,000 tokens (less than 1 %)", False)
+
+
+def test_a_search_of_all_goes_on_from_response_to_response(served: RunningServer) -> None:
+    """Each place comes once, in order, whatever the limit; the last response says that it is the last."""
+    text = b"".join(documents()).decode()
+    places = [match.start() for match in re.finditer("alpha", text)]
+    for limit in (1, 7, 100):
+        found, start, rounds = [], 0, 0
+        while start is not None:
+            response = served.get(
+                "/v1/corpora/text/search", text="alpha", whole="true", start=start, limit=limit
+            ).json()
+            found += [each["token"] for each in response["found"]]
+            start, rounds = response["next_start"], rounds + 1
+            assert response["complete"] is (start is None)
+        assert found == [len(text[:place].encode()) for place in places]
+        assert rounds == len(places) // limit + 1
+    whole = served.get("/v1/corpora/large/search", text="needle", whole="true").json()
+    while whole["next_start"] is not None:
+        whole = served.get(
+            "/v1/corpora/large/search", text="needle", whole="true", start=whole["next_start"]
+        ).json()
+    assert (whole["complete"], whole["found"]) == (True, [])
+    holed = served.get("/v1/corpora/holed/search", text="needle", whole="true").json()
+    assert (holed["next_start"], holed["complete"]) == (None, False)
+    check_problem(served.get("/v1/corpora/text/search", text="a", start=5), 422, "invalid-parameter")
+    beyond = served.get("/v1/corpora/text/search", text="a", whole="true", start=10**9)
+    check_problem(beyond, 422, "invalid-parameter")
 
 
 def test_a_difference_is_said_by_field_and_by_row(served: RunningServer, plan_id: str) -> None:

@@ -49,6 +49,8 @@ def expected(corpora: Corpora, start: int, stop: int, epochs: int) -> list[dict[
             "shard": reference.first_shard[row.source] + row.shard,
             "start": row.start,
             "offset": max(0, start - begins(row)),
+            "held": min(stop, begins(row) + PLAN["seq_len"] + 1) - max(start, begins(row)),
+            "held_at": max(start, begins(row)) - start,
             "substitute": row.substitute,
         }
         for row in rows

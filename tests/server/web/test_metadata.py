@@ -196,7 +196,7 @@ def test_export_of_a_row_of_many_documents_names_them_all(tmp_path: Path) -> Non
     [
         (("{url}", "--plan", "0" * 64, "--step", "0"), "plan"),
         (("{url}", "web", "--plan", "0" * 64, "--step", "0"), "URL must be one server, or corpora"),
-        (("{web}", "--plan", "abcabc", "--step", "0"), "no plan here begins with 'abcabc'"),
+        (("{web}", "--plan", "abcabcab", "--step", "0"), "no plan here begins with 'abcabcab'"),
         (
             ("{url}", "--plan", "plam.json", "--step", "0"),
             "plan must be a file, or the beginning of a plan's id",

@@ -123,7 +123,7 @@ LONG = {"text": "x" * 1001}
 @pytest.mark.parametrize(
     ("route", "query", "parameter", "received", "accepted"),
     [
-        ("corpora/text/search", {"text": ""}, "text", "", "a text of 1 characters or more"),
+        ("corpora/text/search", {"text": ""}, "text", "", "a text of 1 character or more"),
         (
             "corpora/text/search",
             {"text": "x" * 1001},

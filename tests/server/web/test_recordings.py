@@ -124,7 +124,7 @@ def test_the_terminal_shows_the_same(server: RunningServer, recorded: tuple[str,
     assert "320 rows of steps 40 to 60 compared" in alone.stdout
     nowhere = run_here("spikes", folder / "nowhere")
     assert (nowhere.returncode, len(nowhere.stderr.splitlines())) == (2, 1)
-    assert "the recording 'nowhere' cannot be read" in nowhere.stderr
+    assert f"{folder / 'nowhere'} is no folder" in nowhere.stderr
 
 
 def test_what_a_plan_or_a_server_does_not_know(server: RunningServer, folder: Path) -> None:

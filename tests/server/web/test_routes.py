@@ -34,6 +34,21 @@ def test_liveness_and_readiness(server: RunningServer) -> None:
     assert ready.headers["Cache-Control"] == "no-store"
 
 
+@pytest.mark.parametrize("path", ["/v1/usage?step=4", "/v1/plans/usage?step=4", "/v1/plans/usage"])
+def test_a_question_without_an_id_is_told_where_ids_are(server: RunningServer, path: str) -> None:
+    said = server.get(path)
+    assert said.status == 404
+    assert said.json()["remedy"] == (
+        "did you mean /v1/plans/{plan_id}/usage? GET /v1/plans lists what the braces stand for"
+    )
+
+
+def test_a_question_with_an_id_is_told_what_else_is_wrong(server: RunningServer) -> None:
+    plan = server.post_plan(PLAN).json()["id"]
+    assert server.get(f"/v1/plans/{plan}/usage").json()["detail"] == "step is missing"
+    assert server.get("/v1/plans/0123456789ab").json()["type"] == "unknown-plan"
+
+
 def test_corpora_are_described(server: RunningServer, corpora: Corpora) -> None:
     described = {corpus["name"]: corpus for corpus in server.get("/v1/corpora").json()["corpora"]}
     assert {name: corpus["num_tokens"] for name, corpus in described.items()} == {
@@ -241,8 +256,11 @@ def test_the_openapi_document_describes_the_parameters(server: RunningServer) ->
 def test_the_openapi_document_names_every_field_of_a_plan(server: RunningServer) -> None:
     """A generated client could not send a field that the description leaves out."""
     body = server.get("/openapi.json").json()["paths"]["/v1/plans"]["post"]["requestBody"]
-    whole, continued = body["content"]["application/json"]["schema"]["anyOf"]
+    whole, draft, continued = body["content"]["application/json"]["schema"]["anyOf"]
     assert set(continued["properties"]) >= {"parent", "stages"}
+    assert set(draft["properties"]) == {*whole["properties"], "max_epochs", "num_steps"}
+    stage = draft["properties"]["stages"]["items"]["properties"]
+    assert set(stage) == {*Stage.properties(), "epochs", "tokens", "until"}
     plan = whole["properties"]
     described = {Plan: plan, Stage: plan["stages"]["items"]["properties"]}
     for kind, spelled in zip(ORDERS, plan["order"]["anyOf"], strict=True):

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+from corpus_server.user_files import json_limits
+
 _SPACE: Final = re.compile(r"[ \t\n\r\ufeff]*")  # `cat` leaves byte order marks between arrays
 # Characters before the end of what was read at which an error may come from the end: -Infinity and \\ud83d.
 _NEAR: Final = 64
@@ -60,9 +62,8 @@ class _Text:
         self.next()
         while True:
             try:
-                value, stop = self._decoder.raw_decode(self._held, self._at)
-            except RecursionError:
-                raise ValueError("it is nested too deeply") from None
+                with json_limits():
+                    value, stop = self._decoder.raw_decode(self._held, self._at)
             except json.JSONDecodeError as error:
                 is_cut = error.pos > len(self._held) - _NEAR or error.msg.startswith("Unterminated string")
                 if not is_cut or not self._more():

@@ -10,12 +10,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.corpus.formats.litdata import dtype_name, read_index
+from corpus_server.corpus.formats.litdata import dtype_name, read_index, value_names
 from corpus_server.corpus.formats.mds import Column, check_samples, read_columns
 from corpus_server.tools.building.job import BuildOptions, Slice
 from corpus_server.tools.building.kinds.kind import Document, Kind, field_of, no_field, opened
@@ -105,8 +105,20 @@ def _decoded(value: bytes, encoding: str) -> str | np.ndarray[Any, np.dtype[Any]
     return np.frombuffer(value, dtype.newbyteorder("<"), offset=at)
 
 
-def _litdata_config(piece: Slice, options: BuildOptions) -> tuple[dict[str, Any], bool]:
-    """Return the configuration of a chunk's folder, and whether its items have no sizes before them."""
+class _Layout(NamedTuple):
+    """How the items of a chunk are read: formats of their values, and which of these are ids and masks.
+
+    is_flat: the items are the ids alone, without sizes before them.
+    """
+
+    formats: Sequence[str]
+    names: Sequence[str]
+    wanted: Sequence[int]
+    is_flat: bool
+
+
+def _litdata_layout(piece: Slice, options: BuildOptions) -> _Layout:
+    """Return how the items of a chunk are read, after checking that they can be."""
     path = Path(piece.path)
     index = path.with_name("index.json")
     config, chunks = read_index(index) if index.exists() else ({}, {})
@@ -114,25 +126,49 @@ def _litdata_config(piece: Slice, options: BuildOptions) -> tuple[dict[str, Any]
         raise unreadable(path, "is no chunk that an index.json of litData lists", "serve it as it is")
     if options.column is None:
         raise unreadable(path, "holds token ids", "say --column tokens")
-    if dtype_name(config["data_format"]) is None:
-        what = f"its items are {', '.join(config['data_format'])}, expected one array of token ids"
+    formats, names = config["data_format"], value_names(config)
+    arrays = [name for name, kind in zip(names, formats, strict=False) if dtype_name(kind)]
+    named = options.mask if options.has_masks else ()
+    if len(formats) == 1 and dtype_name(formats[0]) and not named:
+        wanted = [0]
+    elif names and (missing := [each for each in (options.column, *named) if each not in arrays]):
+        if missing[0] not in names:
+            raise unreadable(path, *no_field(missing[0], names, options))
+        kind = formats[names.index(missing[0])]
+        raise unreadable(path, f"its {missing[0]!r} is {kind}, expected a flat array of numbers")
+    elif names:
+        wanted = [names.index(each) for each in (options.column, *mask_fields(arrays, options))]
+    else:
+        what = f"its items are {', '.join(formats)}, expected an array of token ids or a dict with some"
         raise unreadable(path, what, "write JSON lines or Parquet, which may have masks beside the ids")
     if config.get("encryption"):
         raise unreadable(path, "is encrypted, as index.json says", "decrypt it first")
     if (level := config.get("compression_level")) in ("sample", "batch"):
         what = f"its items are compressed (compression_level {level!r}), and not the chunk as a whole"
         raise unreadable(path, what, 'write it anew with compression_level="chunk", or without compression')
-    return config, chunks[path.name].dim is not None
+    return _Layout(formats, names or ["tokens"], wanted, chunks[path.name].dim is not None)
 
 
 def _read_litdata(piece: Slice, options: BuildOptions) -> Iterator[Document]:
-    config, is_flat = _litdata_config(piece, options)
-    dtype = np.dtype(dtype_name(config["data_format"]))
+    layout = _litdata_layout(piece, options)
     with opened(piece.path) as file:
         data = file.read()
+    count = len(layout.formats)
     for number, (start, stop) in enumerate(pairwise(_offsets(data).tolist())):
-        ids = np.frombuffer(data[start if is_flat else start + 4 : stop], dtype)
-        yield Document(piece.path, "item", number, ids)
+        sizes = [stop - start] if layout.is_flat else np.frombuffer(data, _U4, count, start).tolist()
+        begins = list(accumulate(sizes, initial=start if layout.is_flat else start + _U4.itemsize * count))
+        if begins[-1] != stop:
+            raise ValueError(f"the values of item {number} end at byte {begins[-1]}, the item at byte {stop}")
+        ids, *masks = (
+            np.frombuffer(data[begins[at] : begins[at + 1]], dtype_name(layout.formats[at]))
+            for at in layout.wanted
+        )
+        if ids.dtype.kind not in "iu":
+            raise ValueError(f"token ids are integers, not {ids.dtype}")
+        document = Document(piece.path, "item", number, ids)
+        names = (layout.names[at] for at in layout.wanted[1:])
+        named = {name: [mask] for name, mask in zip(names, masks, strict=True)}
+        yield from with_masks([document], named, options) if named else (document,)
 
 
 def _offsets(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -151,4 +187,4 @@ def _offsets(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
 
 
 MDS: Final = Kind(_read_mds, _check_mds, has_masks=True)
-LITDATA: Final = Kind(_read_litdata, _litdata_config)
+LITDATA: Final = Kind(_read_litdata, _litdata_layout, has_masks=True)

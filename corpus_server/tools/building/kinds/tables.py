@@ -15,8 +15,10 @@ from corpus_server.extras import optional_package
 from corpus_server.tools.building.job import BuildOptions, Input, Slice
 from corpus_server.tools.building.kept import columns_to_read, kept_rows
 from corpus_server.tools.building.kinds.kind import (
+    IS_CHAT,
     IS_IDS,
     IS_SEVERAL,
+    TOOLS,
     Document,
     Kind,
     field_of,
@@ -34,12 +36,16 @@ def _read(piece: Slice, options: BuildOptions) -> Iterator[Document]:
         name = _column(piece, schema, options)
         top = name if name in schema.names else name.partition(".")[0]
         masks = [each for each in mask_fields(schema.names, options) if _is_list(piece, schema, each)]
-        names = {top, *masks, *columns_to_read(schema.names, options.keep)}
+        tools = [TOOLS] if options.chat is not None and TOOLS in schema.names else []
+        names = {top, *masks, *tools, *columns_to_read(schema.names, options.keep)}
         for batch in batches(list(names)):
             rows = _rows(piece.path, row, _inner(batch.column(top), name[len(top) + 1 :]), options)
             if options.keep:
                 both = zip(rows, kept_rows(batch, options.keep), strict=True)
                 rows = (document._replace(kept=kept) for document, kept in both)
+            for each in tools:
+                both = zip(rows, batch.column(each).to_pylist(), strict=True)
+                rows = (document._replace(tools=its) for document, its in both)
             if masks:
                 rows = with_masks(rows, {each: _lists(batch.column(each)) for each in masks}, options)
             yield from rows
@@ -136,6 +142,8 @@ def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:
         remedy = None
         if is_list:
             remedy = IS_IDS.format(name) if types.is_integer(found.value_type) else IS_SEVERAL
+            if types.is_struct(found.value_type):
+                remedy = IS_CHAT.format(name)
         elif types.is_struct(found):
             remedy = f"name a field of it: {', '.join(f'{name}.{field.name}' for field in found)}"
         raise unreadable(path, f"expected text in column {name!r}, got {found}", remedy)
@@ -214,14 +222,16 @@ def _rows(path: str, first: int, column: Any, options: BuildOptions) -> Iterator
         column = column.cast(arrow.list_(arrow.uint32()))
     lengths = _lengths(column)
     values = column.flatten()
-    if values.null_count:
-        what = f"rows {first} to {first + len(column)}: a list of token ids holds a null"
-        raise unreadable(Path(path), what)
+    nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) if values.null_count else None
     if arrow.types.is_null(values.type):
         values = values.cast(arrow.uint32())
-    flat, stops = values.to_numpy(), np.cumsum(lengths)
-    for number, (stop, length) in enumerate(zip(stops.tolist(), lengths.tolist(), strict=True), first):
-        yield Document(path, "row", number, flat[stop - length : stop])
+    flat, stops = values.fill_null(0).to_numpy(), np.cumsum(lengths)
+    wrong = set() if nulls is None else set(stops.searchsorted(nulls, side="right").tolist())
+    for row, (stop, length) in enumerate(zip(stops.tolist(), lengths.tolist(), strict=True)):
+        document = Document(path, "row", first + row, flat[stop - length : stop])
+        if row in wrong:
+            document = document.failed(document.unreadable("a list of token ids holds a null"))
+        yield document
 
 
 TABLE: Final = Kind(_read, _check, _divide, has_fields=True)

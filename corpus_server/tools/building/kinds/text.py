@@ -25,17 +25,23 @@ from corpus_server.tools.building.kinds.arrays import records
 from corpus_server.tools.building.kinds.kind import (
     COMPRESSED,
     COPIED,
+    HEAD_BYTES,
+    IS_CHAT,
     IS_IDS,
     IS_SEVERAL,
+    TOOLS,
     Document,
     Kind,
+    encoding_of,
     field_of,
     inner,
     no_field,
+    no_utf8,
     opened,
     reading,
 )
 from corpus_server.tools.building.kinds.masked import mask_fields, with_mask
+from corpus_server.user_files import BeyondLimit, parse_json
 
 # Characters of a piece, where a text is encoded in pieces. It is cut at ends of lines, where few tokenizers
 # would join what is before with what is behind.
@@ -46,8 +52,8 @@ TEXT_CHARS: Final = 1 << 23
 _READ_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 4096  # white space before a first record
 _BYTE_ORDER_MARK: Final = "\ufeff"
-_UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_TO_UTF8: Final = "convert it with iconv -t UTF-8"
+_ONE_EACH: Final = "a record is one line; write them so with jq -c . FILE"
+_SHORTEN: Final = "write it in another way, or leave it out (build: --on-error skip)"
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _FIRST_LINES: Final = 100  # if none of them is a document, the options are wrong and not the lines
 
@@ -69,21 +75,15 @@ def _decoded(path: str) -> Iterator[str]:
     with opened(path) as file:
         while (data := file.read(_READ_BYTES)) or decoder.getstate()[0]:
             begin = position - len(decoder.getstate()[0])
-            if position == 0 and _is_utf16(data[:64]):
-                raise unreadable(Path(path), "is UTF-16", _TO_UTF8)
+            if position == 0 and encoding_of(data[:HEAD_BYTES]) is not None:
+                raise unreadable(Path(path), *no_utf8(data[:HEAD_BYTES]))
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
                 what = f"byte {begin + error.start}: is not UTF-8"
-                raise unreadable(Path(path), what, _TO_UTF8) from error
+                raise unreadable(Path(path), what, no_utf8(b"")[1]) from error
             yield text.removeprefix(_BYTE_ORDER_MARK) if is_first else text
             position, is_first = position + len(data), is_first and not text
-
-
-def _is_utf16(head: bytes) -> bool:
-    """Tell whether a text has the byte order mark of UTF-16, or a NUL beside each character of ASCII."""
-    low, high = sorted((head[0::2], head[1::2]), key=any)
-    return head.startswith(_UTF16) or (len(head) > 2 and not any(low) and all(high))
 
 
 def one_document(
@@ -175,6 +175,8 @@ def _read_records(piece: Slice, options: BuildOptions) -> Iterator[Document]:
                 yield _json_record(document, record, options, piece)
             except UnreadableCorpus as error:
                 yield document.failed(error)
+    except BeyondLimit as error:
+        raise unreadable(Path(piece.path), f"what follows record {number} {error}", _SHORTEN) from error
     except ValueError as error:
         raise unreadable(Path(piece.path), f"behind record {number}: is not JSON: {error}", COPIED) from error
 
@@ -223,15 +225,20 @@ def _lenient(line: Document, strict: orjson.JSONDecodeError) -> Any:
     """Return a record that is JSON as Python writes it: NaN, halves of surrogate pairs, a byte order mark."""
     data: bytes = line.content.removeprefix(codecs.BOM_UTF8)
     try:
-        return json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
+        return parse_json(data.decode())
+    except BeyondLimit as error:
+        raise line.unreadable(str(error), _SHORTEN) from error
+    except ValueError as error:
         what, remedy = f"is not JSON: {strict}", COPIED
-        if b"\0" in data and data.strip(b"\0\r\n\xff\xfe"):
-            what, remedy = "is not UTF-8, but UTF-16", _TO_UTF8
+        if encoding_of(data[:HEAD_BYTES]) is not None:
+            what, remedy = no_utf8(data[:HEAD_BYTES])
         elif isinstance(error, UnicodeDecodeError):
-            remedy = _TO_UTF8
+            remedy = no_utf8(b"")[1]
+        elif strict.msg.startswith("unexpected content after document"):
+            is_comma = data.rstrip().endswith(b"},")
+            remedy = "leave out the comma behind each record" if is_comma else _ONE_EACH
         elif data.strip() in (b"{", b"["):
-            remedy = "a record is one line; write them so with jq -c . FILE"
+            remedy = _ONE_EACH
         elif data.endswith(b"\n") and b"\0" not in data:  # the line is whole
             remedy = "mend or remove the line"
         raise line.unreadable(what, remedy) from error
@@ -252,7 +259,8 @@ def _json_record(
     if is_lenient and (half := _HALF.search(json.dumps([value, kept], ensure_ascii=False))):
         what = f"holds half a surrogate pair, {half[0]!a}, which is no character"
         raise document.unreadable(what, "was a text cut between UTF-16 units? Replace it")
-    document = document._replace(content=content, kept=kept)
+    tools = None if options.chat is None else record.get(TOOLS)
+    document = document._replace(content=content, kept=kept, tools=tools)
     fields = {field: _values(record.get(field)) for field in mask_fields(record, options)}
     return with_mask(document, fields, options) if fields else document
 
@@ -274,13 +282,16 @@ def _json_content(line: Document, name: str, value: Any, options: BuildOptions) 
         remedy = IS_IDS.format(name) if isinstance(value, list) and {*map(type, value)} <= {int} else None
         if isinstance(value, list) and any(isinstance(each, str) for each in value):
             remedy = IS_SEVERAL
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            remedy = IS_CHAT.format(name)
         raise line.unreadable(f"expected text in {name!r}, got {value!r:.60}", remedy)
     # The types are looked at one by one, because NumPy would make 1 of True.
     if value is None or (isinstance(value, list) and set(map(type, value)) <= {int}):
         ids = np.array(value or [], None if value else np.uint32)
         if ids.dtype != object:  # no id is beyond 64 bits
             return ids
-    raise line.unreadable(f"expected a list of token ids in {name!r}, got {value!r:.60}")
+    remedy = "ids are whole numbers, and not texts or fractions"
+    raise line.unreadable(f"expected a list of token ids in {name!r}, got {value!r:.60}", remedy)
 
 
 def _check_lines(piece: Slice, options: BuildOptions) -> None:

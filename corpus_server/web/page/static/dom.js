@@ -30,8 +30,10 @@ function sorted(rows, { column, isDown } = {}) {
 }
 
 // The whole table, or its first rows and a button that says how many there are. A click on a name of a column sorts by it.
-// `find`: a text that rows must hold. `stacked`: on a phone each row stands as a list of its cells.
-export function table(head, rows, label = head.join(", "), { find = "", stacked = false } = {}) {
+// `sortedBy`: makes the name of a column, where the server sorts the list of which these rows are a part.
+// `find`: a text that rows must hold. `stacked`: on a phone, which is too narrow for more than four columns, each row
+// stands as a list of its cells.
+export function table(head, rows, label = head.join(", "), { find = "", stacked = head.length > 4, sortedBy = null } = {}) {
   const state = chosen.get(label) ?? {};
   chosen.set(label, state);
   // A column of numbers stands to the right, its name too.
@@ -39,7 +41,7 @@ export function table(head, rows, label = head.join(", "), { find = "", stacked 
   const body = h("tbody");
   const more = h("p", { class: "buttons" });
   const names = head.map((name, column) => h("th", { class: isNumber[column] ? "number" : null },
-    rows.length > 1 ? h("button", { type: "button", class: "sort", title: `Sort by ${name}`, onclick: () => {
+    sortedBy ? sortedBy(name) : rows.length > 1 ? h("button", { type: "button", class: "sort", title: `Sort by ${name}`, onclick: () => {
       Object.assign(state, { column, isDown: state.column === column && !state.isDown });
       draw();
     } }, name) : name));
@@ -98,6 +100,7 @@ export const short = (id) => id.slice(0, 12);
 export const planLink = (id) => h("a", { href: `/page/plans/${id}` }, h("code", { title: id }, short(id)));
 export const plansAddress = (run) => `/page/plans?run=${encodeURIComponent(run)}`;
 export const stepAddress = (plan, step) => `/page/plans/${plan}/steps/${step}`;
+export const reportAddress = (name) => `/page/reports/${encodeURIComponent(name)}`;
 export const recordingAddress = (name) => `/page/recordings/${encodeURIComponent(name)}`;
 export const corpusAddress = (name) => `/page/corpora/${encodeURIComponent(name)}`;
 // A document of a row: its number is that of the files, also where the corpus is a view.
@@ -105,9 +108,10 @@ export const rowDocument = (name, document_) => `${corpusAddress(name)}?document
 
 // Replaces what would be invisible, or would turn the text around: control and bidirectional characters.
 const INVISIBLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+export const isInvisible = (text) => !text.replace(INVISIBLE, "");
 export const visible = (text) => text.replace(INVISIBLE, (character) => {
   const code = character.codePointAt(0);
-  return code < 0x20 ? String.fromCodePoint(0x2400 + code) : `\u27e8U+${code.toString(16).toUpperCase().padStart(4, "0")}\u27e9`;
+  return `\u27e8U+${code.toString(16).toUpperCase().padStart(4, "0")}\u27e9`;
 });
 
 export function copyButton(text, label) {

@@ -14,9 +14,8 @@ export async function denied(plan, at, corpus, documents) {
   const made = structuredClone(plan);
   const n = made.stages.findLastIndex((stage) => stage.from_step <= at);
   if (made.stages[n].from_step < at) made.stages.splice(n + 1, 0, { ...structuredClone(made.stages[n]), from_step: at });
-  for (const stage of made.stages.filter((each) => each.from_step >= at)) {
-    stage.exclude = { ...stage.exclude, [corpus]: byStart([...(stage.exclude?.[corpus] ?? []), ...ranges]) };
-  }
+  const stage = made.stages.find((each) => each.from_step === at);  // what it excludes is out in later stages, too
+  stage.exclude = { ...stage.exclude, [corpus]: byStart([...(stage.exclude?.[corpus] ?? []), ...ranges]) };
   return made;
 }
 

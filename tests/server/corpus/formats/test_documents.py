@@ -19,7 +19,7 @@ from corpus_server.corpus.index import index
 from corpus_server.corpus.shards import content_digest
 from corpus_server.corpus.verify import verify
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
-from tests.corpora import open_corpus, open_descriptors, open_shard, spec, write_raw
+from tests.corpora import open_corpus, open_descriptors, open_shard, spec, write_npy, write_raw
 
 TOKENS = [7, 8, 0, 9, 0, 5]
 
@@ -116,7 +116,7 @@ def test_bytes_as_documented(shard: Path) -> None:
 def test_a_shard_may_hold_few_documents(
     tmp_path: Path, tokens: list[int], ranges: list[tuple[int, int]]
 ) -> None:
-    path = write_raw(tmp_path / "a.bin", tokens)
+    path = write_npy(tmp_path / "a.npy", np.array(tokens), dtype="uint16")
     index(spec(path, eot=0))
     with opened(path) as corpus:
         assert [corpus.document_range(n) for n in range(corpus.num_documents or 0)] == ranges
@@ -147,7 +147,7 @@ def test_all_ends_are_compared_with_their_checksum(
     ("head", "said"),
     [
         (b"OTHERDOC", "expected it to begin with b'CORPDOCS', got b'OTHERDOC'"),
-        (b"CORPDOCS" + struct.pack("<Q", 2), "version 2 is unknown (known: 1)"),
+        (b"CORPDOCS" + struct.pack("<Q", 3), "version 3 is unknown (known: 1, 2)"),
     ],
     ids=["magic", "version"],
 )

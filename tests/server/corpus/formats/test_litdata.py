@@ -79,19 +79,49 @@ def test_another_name_beside_the_index_is_no_chunk(tmp_path: Path, name: str) ->
     [
         (
             "no_header_tensor",
-            {11: "uint8", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 20: "uint16"},
+            {
+                0: "float32",
+                1: "float32",
+                2: "float64",
+                3: "float64",
+                8: "float16",
+                9: "float16",
+                11: "uint8",
+                12: "int8",
+                13: "int16",
+                14: "int16",
+                15: "int32",
+                16: "int32",
+                17: "int64",
+                18: "int64",
+                19: "bool",
+                20: "uint16",
+            },
         ),
         (
             "no_header_numpy",
-            {2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64"},
+            {
+                0: "int8",
+                1: "int16",
+                2: "int32",
+                3: "int64",
+                4: "uint8",
+                5: "uint16",
+                6: "uint32",
+                7: "uint64",
+                8: "float16",
+                9: "float32",
+                10: "float64",
+                13: "bool",
+            },
         ),
         ("jpeg", {}),
     ],
 )
 def test_the_numbers_of_litdata_name_its_dtypes(serializer: str, dtypes: dict[int, str]) -> None:
-    names = {number: dtype_name([f"{serializer}:{number}"]) for number in range(30)}
+    names = {number: dtype_name(f"{serializer}:{number}") for number in range(30)}
     assert {number: name for number, name in names.items() if name is not None} == dtypes
-    assert [dtype_name([serializer]), dtype_name([f"{serializer}:x"]), dtype_name([])] == [None] * 3
+    assert [dtype_name(each) for each in (serializer, f"{serializer}:x", "")] == [None] * 3
 
 
 @pytest.mark.parametrize(

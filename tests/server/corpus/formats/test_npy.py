@@ -44,9 +44,10 @@ def test_reads_every_version(tmp_path: Path, version: tuple[int, int]) -> None:
         (np.zeros(3, "<i8"), r"'<i8'; .*astype\('uint32'\)"),
         (np.zeros(3, "<i2"), "'<i2'"),
         (np.zeros(3, "<f4"), "'<f4'"),
+        (np.zeros(3, "<f8"), "'<f8'"),
         (np.zeros(3, [("a", "<u2")]), r"\('a', '<u2'\)"),
     ],
-    ids=["2d", "0d", "big-endian", "int64", "int16", "float", "structured"],
+    ids=["2d", "0d", "big-endian", "int64", "int16", "float", "double", "structured"],
 )
 def test_refuses_other_arrays(tmp_path: Path, array: np.ndarray, message: str) -> None:
     np.save(tmp_path / "a.npy", array)

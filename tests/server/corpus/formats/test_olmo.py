@@ -32,7 +32,7 @@ def test_documents_come_from_the_table_beside_it(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     done = index(spec(path), progress=lambda _, count, total, __: seen.append((count, total)))
     assert (done.num_documents, done.shards[0].action, done.found_nowhere) == (4, "written", False)
-    assert (seen, done.shards[0].num_found) == ([(12, 12)], None)
+    assert (seen, done.shards[0].num_found) == ([(0, 12), (12, 12)], None)
     with open_corpus(path) as corpus:
         assert [corpus.document_range(n) for n in range(4)] == [(0, 3), (3, 5), (5, 5), (5, 6)]
 

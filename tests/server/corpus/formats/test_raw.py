@@ -49,7 +49,8 @@ def test_wider_tokens_are_not_read_as_uint16(tmp_path: Path, written: str, messa
 
 INT64 = (
     "its tokens look like int64, which is not served; write them as uint16 or uint32: "
-    "numpy.fromfile(path, 'int64').astype('uint32').tofile(new)"
+    "numpy.fromfile(path, 'int64').astype('uint32').tofile(new); "
+    "or name it {path},dtype=uint16 if that is really meant"
 )
 UINT32 = (
     "its tokens look like uint32, but no dtype was given and the default is uint16; "
@@ -61,7 +62,12 @@ UINT32 = (
     ("halves", "said"),
     [
         pytest.param((256, 0, 256, 0), UINT32, id="large enough"),
-        pytest.param((255, 0, 256, 0), None, id="as small as bytes"),
+        pytest.param((255, 0, 256, 0), UINT32, id="as small as bytes"),
+        pytest.param((5, 0, 7, 0), UINT32, id="smaller than bytes"),
+        pytest.param((5, 0, 7, 1), None, id="small ids of two bytes"),
+        pytest.param((0, 0, 0, 7), None, id="a token behind padding"),
+        pytest.param((7, 7, 7, 7), None, id="one token"),
+        pytest.param((65535, 65535, 65535, 65535), None, id="padding with ones"),
         pytest.param((256, 0, 0, 0), INT64, id="every second one zero"),
         pytest.param((256, 0, 0, 1), INT64, id="every second lower half zero"),
         pytest.param((256, 1, 0, 0), INT64, id="large int64"),
@@ -72,6 +78,53 @@ def test_a_guess_is_refused_for_what_all_tokens_look_like(
     tmp_path: Path, halves: tuple[int, ...], said: str | None
 ) -> None:
     assert_guess(write_raw(tmp_path / "a.bin", np.tile(halves, (100, 1))), said)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("numbers", ["ids", "weights"])
+def test_numbers_that_are_no_integers_are_not_read_as_tokens(
+    tmp_path: Path, dtype: str, numbers: str
+) -> None:
+    draw = np.random.default_rng(1)
+    found = some_tokens(3000, vocabulary=50_257) if numbers == "ids" else draw.normal(size=3000)
+    path = write_raw(tmp_path / "a.bin", found, dtype=dtype)
+    with pytest.raises(UnreadableCorpus, match=rf"look like {dtype}, .*fromfile\(path, '{dtype}'\)"):
+        recognise(path)
+    assert recognise(path, dtype="uint16").dtype == np.dtype("<u2")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("label", [-1, -100])
+def test_labels_are_not_read_as_tokens(tmp_path: Path, dtype: str, label: int) -> None:
+    ids = some_tokens(3000, vocabulary=50_257).astype(dtype)
+    ids[100:400] = label
+    with pytest.raises(UnreadableCorpus, match=r"with negative ones, .* loss mask"):
+        recognise(write_raw(tmp_path / "a.bin", ids, dtype=dtype))
+    ids[:] = label
+    ids[0] = 5
+    with pytest.raises(UnreadableCorpus, match="with negative ones"):
+        recognise(write_raw(tmp_path / "b.bin", ids, dtype=dtype))
+
+
+@pytest.mark.parametrize("vocabulary", [4, 31, 255, 4096, 50_257, 65_536])
+@pytest.mark.parametrize("first", [0, 12_000, 16_384, 40_000])
+def test_tokens_of_two_bytes_are_never_refused(tmp_path: Path, vocabulary: int, first: int) -> None:
+    """Also where all ids lie in the range of the upper halves of floating-point numbers."""
+    for seed in range(20):
+        ids = first + some_tokens(300, vocabulary=min(vocabulary, 65_536 - first), seed=seed).astype("int64")
+        assert recognise(write_raw(tmp_path / "a.bin", ids)).dtype == np.dtype("<u2")
+
+
+def test_an_empty_file_is_refused_and_an_empty_shard_is_told(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    path = write_raw(tmp_path / "c" / "a.bin", [])
+    with pytest.raises(UnreadableCorpus, match=f"{path}: is empty; was the copy interrupted"):
+        open_corpus(path)
+    assert open_corpus(path.parent).warnings() == [
+        "corpus 'c' holds no token: was what wrote it interrupted?"
+    ]
+    write_raw(tmp_path / "c" / "b.bin", [1])
+    assert open_corpus(path.parent).warnings() == []
 
 
 def assert_guess(path: Path, said: str | None) -> None:

@@ -35,9 +35,11 @@ def look_up(
     return lookup.look_up(sampler, corpus, start, stop, budget, epochs=epochs, limit=limit)
 
 
-def sighting(row: Row, case: Case, token: int) -> Sighting:
-    """What lookup says of a row of the reference that holds a token of a range, which begins at `token`."""
+def sighting(row: Row, case: Case, token: int, stop: int | None = None) -> Sighting:
+    """What lookup says of a row of the reference that holds tokens of [token, stop), or the one token."""
     begins = sum(case.shard_tokens[row.source][: row.shard]) + row.start
+    stage = [each for each in case.document["stages"] if each["from_step"] <= row.plan_step][-1]
+    tokens = range(begins, begins + stage.get("seq_len", case.document["seq_len"]) + 1)
     return Sighting(
         epoch=row.epoch,
         step=row.step,
@@ -46,6 +48,8 @@ def sighting(row: Row, case: Case, token: int) -> Sighting:
         shard=case.reference().first_shard[row.source] + row.shard,
         start=row.start,
         offset=max(0, token - begins),
+        held=len({*tokens} & {*range(token, token + 1 if stop is None else stop)}),
+        held_at=max(token, begins) - token,
         substitute=row.substitute,
     )
 
@@ -76,7 +80,7 @@ def test_lookup_finds_every_row_and_no_other(case: Case, data: st.DataObject) ->
     plan_steps = first_beyond(case, sampler, name, epochs)
     expected = reference.lookup(name, start, stop, epochs=epochs, plan_steps=plan_steps)
     found = look_up(sampler, name, start, stop, epochs=epochs)
-    assert found.rows == [sighting(row, case, start) for row in expected]
+    assert found.rows == [sighting(row, case, start, stop) for row in expected]
     assert found.num_found == len(expected)
     limit = data.draw(st.integers(0, 5))
     first = look_up(sampler, name, start, stop, epochs=epochs, limit=limit)
@@ -93,7 +97,7 @@ def test_the_first_row_of_a_stage_is_found_once(seed: int) -> None:
     expected = reference.lookup("web", 0, 41, epochs=1, plan_steps=20)
     assert len(expected) == 20
     found = look_up(sampler, "web", 0, 41, epochs=1)
-    assert found.rows == [sighting(row, case, 0) for row in expected]
+    assert found.rows == [sighting(row, case, 0, 41) for row in expected]
 
 
 @pytest.mark.parametrize("number", range(NUM_PLANS))

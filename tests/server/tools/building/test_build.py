@@ -32,6 +32,7 @@ from tests.server.tools.building.sources import (
     write_jsonl,
     write_parquet,
 )
+from tests.serving import run_here
 
 EOT = 0  # of `bytes`
 
@@ -265,10 +266,18 @@ def test_finished_parts_are_not_built_again(tmp_path: Path) -> None:
     build([str(source)], tmp_path / "out", options, run_parts, lambda *said: seen.append(said))
     assert built == [0, 1, 2, -1, *range(3, built[-1] + 1)]
     # The bar begins where the first run ended, and speed counts this run alone.
-    assert seen[0][0] == "tokenizing"
+    assert seen[0][0] == "starting"
     assert 0 < seen[0][1] < seen[0][2]
     assert seen[0][3] == 0
     assert [done for what, done, total, _ in seen if done == total] != []
+
+
+def test_a_second_build_of_the_same_says_that_it_did_nothing(tmp_path: Path) -> None:
+    command = ("build", write_jsonl(tmp_path / "a.jsonl", texts(3)), "--tokenizer", "bytes", "--out")
+    first, second = run_here(*command, tmp_path / "out"), run_here(*command, tmp_path / "out")
+    assert "was there already" not in first.stderr
+    assert second.returncode == 0
+    assert second.stderr.startswith(f"{tmp_path / 'out'} was there already, built of the same files")
 
 
 def test_a_restart_with_other_options_or_sources_is_refused_by_name(

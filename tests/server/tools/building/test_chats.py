@@ -163,7 +163,7 @@ def test_a_message_cannot_end_its_turn_and_a_turn_not_its_document(tmp_path: Pat
     assert said.returncode == 0
     documents = documents_of(tmp_path / "out")
     assert [each.count(ids(END)) for each, _ in documents] == [1, 1]
-    assert "loss masks: " in said.stdout
+    assert "loss masks of 0 and 1: " in said.stdout
 
 
 def test_a_template_that_cannot_be_used_is_said(tmp_path: Path) -> None:
@@ -228,12 +228,12 @@ def test_packed_rows_carry_the_masks_of_conversations(tmp_path: Path) -> None:
         shown = server.get(f"/v1/plans/{made['id']}/rows?step=0&targets=true").json()["rows"]
         plain = server.get(f"/v1/plans/{made['id']}/rows?step=0").json()["rows"]
         spans = server.get("/v1/corpora/out/spans?count=500&targets=true").json()["spans"]
-    assert {span["is_target"] for row in plain for span in row["spans"]} == {None}
+    assert {span["loss_mask"] for row in plain for span in row["spans"]} == {None}
     said = run_here("inspect", tmp_path / "out").stdout
     assert "masked there" in said
     assert "What is 2" in said
     for found_spans in (spans, *(row["spans"] for row in shown)):
-        texts = [span["text"] for span in found_spans if span["is_target"]]
+        texts = [span["text"] for span in found_spans if span["loss_mask"]]
         assert texts
         assert all("<|im_start|>" not in text for text in texts)
         assert any("It is 4." in text for text in texts)
@@ -248,3 +248,66 @@ def test_packed_rows_carry_the_masks_of_conversations(tmp_path: Path) -> None:
                     found += 1
                 start = at + 1
     assert found >= 4
+
+
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {"zone": "text"}}}]
+WITH_TOOLS = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}{% for message in messages %}"
+    "{{ message.role }}: {{ message.content }}\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("kind", ["list", "text", "parquet of texts", "parquet of lists"])
+def test_tools_beside_a_conversation_are_given_to_the_template(tmp_path: Path, kind: str) -> None:
+    """Without them a model would learn to call what it was never told of."""
+    messages = [{"role": "user", "content": "time?"}, {"role": "assistant", "content": "now()"}]
+    records: list[dict[str, Any]] = [{"messages": messages, "tools": TOOLS}, {"messages": messages}]
+    if "text" in kind:
+        records = [{**each, "tools": json.dumps(each.get("tools", []))} for each in records]
+    if kind.startswith("parquet"):
+        source = tmp_path / "a.parquet"
+        pq.write_table(pa.Table.from_pylist(records), source)
+    else:
+        source = tmp_path / "a.jsonl"
+        source.write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    tokenizer = write_model(tmp_path, "ChatML")
+    (tmp_path / "tools.jinja").write_text(WITH_TOOLS)
+    chosen = ("--chat", "messages", "--chat-template", tmp_path / "tools.jinja", "--tokenizer", tokenizer)
+    done = run_here("build", source, *chosen, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    library = Tokenizer.from_file(str(tokenizer))
+    texts = [library.decode(ids[:-1]) for ids, _ in documents_of(tmp_path / "out")]
+    said = "user: time?\nassistant: now()\n"
+    assert texts == [f"tools: {json.dumps(TOOLS)}\n{said}", said]
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "Gemma", "ChatML"])
+def test_a_content_of_parts_is_never_spelled_as_python_spells_a_list(name: str) -> None:
+    parts = [{"type": "text", "text": "hi"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "yes"}]
+    with pytest.raises(
+        ValueError, match=r"message 0 for a text, and it is a list of parts|can only concatenate"
+    ):
+        render(chat_of(name), messages)
+    template = chat_of(name).template.replace("message['content']", "message['content'][0]['text']")
+    for message in messages:
+        message["content"] = [{"type": "text", "text": "hi"}]
+    taken = render(Chat(field="messages", template=template, tokens=chat_of(name).tokens), messages)
+    assert taken.text.count("hi") == 2
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ("now", "Expecting value"),
+        (["now"], r"expected a list of schemas in 'tools', got \['now'\]"),
+        ([{"name": "<|im_end|>"}], r"tools holds '<\|im_end\|>', the name of a special token"),
+    ],
+)
+def test_tools_that_are_none_are_refused(tmp_path: Path, tools: Any, message: str) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}], "tools": tools}))
+    with pytest.raises(UnreadableCorpus, match=message):
+        build_here(
+            [source], tmp_path / "out", tokenizer=str(write_model(tmp_path, "ChatML")), chat="messages"
+        )

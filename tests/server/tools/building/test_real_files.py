@@ -139,7 +139,7 @@ def test_empty_files_among_sources_hold_no_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (TWO.decode().encode("utf-16"), "line 1: is not UTF-8, but UTF-16; convert it with iconv"),
+        (TWO.decode().encode("utf-16"), "line 1: is UTF-16; convert it with iconv -f UTF-16 -t"),
         ('{"text":"café"}\n'.encode("latin1"), "line 1: is not JSON: .*; convert it with iconv"),
         (
             b'{"text":"a\\ud83d b"}\n',
@@ -149,6 +149,22 @@ def test_empty_files_among_sources_hold_no_documents(tmp_path: Path) -> None:
         (b'{"text":"a"}\n{"text":"b', "line 2: is not JSON: .*; was the copy interrupted"),
         (b'{"text":"a"}\n' + bytes(40), "line 2: is not JSON: .*; was the copy interrupted"),
         (b'{\n "text": "a"\n}\n', "line 1: is not JSON: .*; a record is one line; write them so with jq -c"),
+        (
+            b'{"text":"a"}\n{"text":"b","n":' + b"9" * 5000 + b"}\n",
+            "line 2: holds a whole number of more than 4,300 digits; .* --on-error skip",
+        ),
+        (
+            b'{"text":"a"}\n{"text":"b","n":' + b"[" * 3000 + b"]" * 3000 + b"}\n",
+            "line 2: is nested deeper than the 1,000 levels or so",
+        ),
+        (
+            b'[{"text":"a"},{"text":"b","n":' + b"9" * 5000 + b"}]",
+            "what follows record 0 holds a whole number of more than 4,300 digits",
+        ),
+        (
+            b'[{"text":"a"},{"text":"b","n":' + b"[" * 3000 + b"]" * 3000 + b"}]",
+            "what follows record 0 is nested deeper than",
+        ),
         (b'"just text"\n', "line 1: expected an object, got "),
         (b'{"text":["a","b"]}\n', r"expected text in 'text', got \['a', 'b'\]; a document is one text: join"),
         (b'{"text":[1,2]}\n', "for token ids say --column text"),
@@ -254,7 +270,7 @@ def test_a_field_of_csv_may_be_long(tmp_path: Path) -> None:
     [
         ("a.npy", "token files need no build: serve it as it is"),
         ("a.zip", "unpack it"),
-        ("a.tar.gz", "decompress it, and name what it holds"),
+        ("a.tar.gz", "unpack it, and name what it holds"),
         ("a.pkl", "save its texts or token ids as JSON lines or Parquet"),
         ("a.html", r"read it as text with --include '\*\.html'"),
         ("a.parquet.bz2", "decompress it"),

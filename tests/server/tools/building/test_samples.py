@@ -116,7 +116,10 @@ def test_a_raw_token_file_is_no_source(tmp_path: Path) -> None:
         ({"compression": "zstd", "compression_level": "batch"}, r"compressed \(compression_level 'batch'\)"),
         ({"compression": "zstd", "compression_level": "sample"}, r"'sample'\), and not the chunk as a whole"),
         ({"encryption": {"algorithm": "rsa"}}, "is encrypted, as index.json says; decrypt it first"),
-        ({"data_format": ["no_header_numpy:3", "no_header_numpy:3"]}, "expected one array of token ids"),
+        (
+            {"data_format": ["no_header_numpy:3", "no_header_numpy:3"]},
+            "expected an array of token ids or a dict",
+        ),
     ],
 )
 def test_chunks_of_other_items_are_refused_before_any_work(

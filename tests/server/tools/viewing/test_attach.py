@@ -94,6 +94,15 @@ def test_a_table_of_every_kind_is_attached_by_order(folder: Path, tmp_path: Path
     assert {name: its for name, its in content(folder).items() if name in before} == before
 
 
+def test_numbers_are_taken_as_python_writes_them(folder: Path, tmp_path: Path) -> None:
+    rows = [{"loss": float("nan"), "n": 10**400} for _ in range(NUM)]
+    (tmp_path / "t.jsonl").write_bytes(lines(rows))
+    done = attach(folder, tmp_path / "t.jsonl")
+    assert done.returncode == 0, done.stderr
+    found = metadata_of(folder, dtype="uint32")
+    assert {each["n"] for each in found} == {str(10**400)}
+
+
 def test_several_files_are_one_table(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     for number, size in enumerate((3, 20, 0, NUM - 23)):
@@ -212,6 +221,8 @@ REFUSED: dict[str, tuple[list[dict[str, Any]] | bytes, list[str], str]] = {
     "no names": (ROWS, ["--keep", "id,,x"], "keep must be different names"),
     "only text": ([{"text": "x"}] * NUM, [], "has no column but text and tokens"),
     "no JSON": (lines(ROWS[:3]) + b'{"id": \n', [], "t.jsonl: line 4: is not JSON"),
+    "deep": (b'{"id":' + b"[" * 3000 + b"]" * 3000 + b"}\n", [], "line 1: is nested deeper than"),
+    "digits": (b'{"id":' + b"9" * 5000 + b"}\n", [], "line 1: holds a whole number of more than 4,300"),
     "no object": (b"[1]\n" * NUM, [], "t.jsonl: line 1: expected an object"),
 }
 

@@ -1,8 +1,9 @@
-import { $, h, bytes, code, facts, number, parameters, searched, table, tokenizer, visible, corpusAddress } from "../dom.js";
+import { $, h, bytes, code, facts, number, parameters, plural, searched, table, tokenizer, visible, corpusAddress } from "../dom.js";
 import { address, ask, fill, problem, Problem } from "../api.js";
 import { metadata } from "../origins.js";
 import { legend, spans } from "../spans.js";
 import { chart } from "../chart.js";
+import { listDocuments } from "../documents.js";
 
 const name = parameters.name;
 const route = `/v1/corpora/${encodeURIComponent(name)}`;
@@ -36,6 +37,7 @@ function showTokens(start, above = []) {
 }
 
 async function showDocument(document_, base) {
+  $("#go").elements.document.value = document_;  // also where there is none of that number
   try {
     // The range alone: a document may be longer than a page.
     const response = await ask(address(`${route}/documents/${document_}`, { format: "json", base }));
@@ -57,18 +59,57 @@ $("#go").addEventListener("submit", (event) => {
 });
 $("#random").addEventListener("click", () => showTokens(Math.floor(Math.random() * Math.max(1, numTokens - COUNT))));
 
+const place = (each) => h("p", { class: "found" },
+  h("a", { href: `${corpusAddress(name)}?start=${each.token}` }, `token ${number(each.token)}`),
+  each.document === null ? "" : `, document ${number(each.document)}`,
+  h("span", { class: "text" }, visible(each.before), h("mark", {}, visible(each.text)), visible(each.after)));
+
+const PLACES = 200;  // of a search of all; one button goes on
+let searchNumber = 0;  // of the latest search: an earlier one ends
+
 $("#search").addEventListener("submit", (event) => {
   event.preventDefault();
+  searchNumber += 1;
   const text = new FormData(event.target).get("text");
-  fill($("#found"), address(`${route}/search`, { text }), (response) => [
-    h("p", {}, searched(response)),
-    ...response.found.map((each) => h("p", { class: "found" },
-      h("a", { href: `${corpusAddress(name)}?start=${each.token}` }, `token ${number(each.token)}`),
-      each.document === null ? "" : `, document ${number(each.document)}`,
-      h("span", { class: "text" }, visible(each.before), h("mark", {}, visible(each.text)), visible(each.after)))),
-  ]);
+  if (event.submitter?.value === "whole") searchAll(text, 0);
+  else fill($("#found"), address(`${route}/search`, { text }), (response) => [h("p", {}, searched(response)), ...response.found.map(place)]);
 });
 
+// Each response searches some million tokens, so that the page shows how far the search has come.
+async function searchAll(text, from) {
+  const own = searchNumber, places = h("div"), said = h("p", { role: "status" });
+  const bar = h("progress", { max: numTokens, value: from, "aria-label": "Searched" });
+  const stop = h("button", { type: "button", onclick: () => { searchNumber += 1; told("Stopped: ", start); } }, "Stop");
+  let start = from, count = 0, isComplete = true;
+  const told = (state, until) => {
+    bar.value = until;
+    said.textContent = `${state}${plural(count, "place")} in ${number(until - from)} of ${number(numTokens)} tokens (${Math.floor((100 * (until - from)) / Math.max(1, numTokens))} %)`;
+  };
+  const goOn = () => h("button", { type: "button", onclick: () => { searchNumber += 1; searchAll(text, start); } }, "Go on");
+  $("#found").replaceChildren(bar, said, h("p", { class: "buttons" }, stop), places);
+  told("Searching: ", start);
+  try {
+    while (own === searchNumber) {
+      const response = await ask(address(`${route}/search`, { text, whole: "true", start, limit: 100 }));
+      if (own !== searchNumber) return;
+      places.append(...response.found.map(place));
+      count += response.found.length;
+      isComplete &&= response.num_searched_tokens >= (response.next_start ?? numTokens) - start;
+      start = response.next_start ?? numTokens;
+      told("Searching: ", start);
+      if (response.next_start === null) break;
+      if (count >= PLACES) { stop.replaceWith(goOn()); return told("Paused: ", start); }
+    }
+    stop.remove();
+    told(isComplete ? "All searched: " : "Some blocks could not be read as text: ", start);
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    stop.replaceWith(goOn());
+    places.append(problem(error));
+  }
+}
+
+listDocuments(name, route, (number_) => { showDocument(number_); $("#go").scrollIntoView(); });
 fill($("#facts"), route, (corpus) => {
   numTokens = corpus.num_tokens;
   $("#shards").replaceChildren(table(["shard", "format", "tokens", "dtype", "size"],

@@ -46,6 +46,10 @@ function tiles(live) {
     ["refusals in the hour", number(refused), kinds || "none since the start"],
     ["page-cache hits", known(last.cache_hit_share, (each) => `${few(each * 100)} %`), plural(live.num_workers, "worker")],
   ];
+  if (live.cache) {
+    shown.push(["per second from object stores", bytes(rate.staged_bytes_per_second ?? 0), `${bytes(rate.found_bytes_per_second ?? 0)} found in the cache`],
+      ["cache of object stores", bytes(live.cache.num_bytes), `of ${bytes(live.cache.max_bytes)}, ${plural(live.cache.num_extents, "extent")}`]);
+  }
   return shown.map(([name, figure, more]) => h("div", { class: "tile" }, h("span", {}, name), h("strong", {}, figure), h("small", {}, more)));
 }
 
@@ -93,6 +97,8 @@ function stateOf(live, its, plan) {
   const newest = Math.max(...its.map((each) => each.seen_unix_seconds));
   const isDone = plan?.num_steps && its.every((each) => each.trained_step !== null && each.trained_step + 1 >= plan.num_steps);
   if (isDone) return "finished";
+  // A loader says when it ends; the plan may have no end, or a later one.
+  if (its.every((each) => each.has_ended)) return plan?.num_steps ? "ended before the plan's last step" : "finished";
   if (live.unix_seconds - newest < SILENT_SECONDS) return "running";
   return `silent since ${new Date(newest * 1000).toISOString().slice(11, 16)} UTC`;
 }
@@ -122,18 +128,25 @@ function progress(its, plan) {
     ...(next ? [`next stage in ${until(next.first_step)}`] : []), ...(plan.num_steps && trained < plan.num_steps ? [`end in ${until(plan.num_steps)}`] : [])];
 }
 
-function planOf(live, { run, plan, ranks: its }) {
+// What of a plan's corpora in object stores is here.
+function staged(staging) {
+  if (!staging) return [];
+  const left = Object.entries(staging.unread_seconds).map(([corpus, seconds]) => `${corpus} read once in ${seconds === null ? "unknown time" : `about ${duration(seconds)}`}`);
+  return [`staged ${plural(staging.staged_steps, "step")} ahead of the slowest rank`, ...left.slice(0, 4), ...(left.length > 4 ? ["..."] : [])];
+}
+
+function planOf(live, { run, plan, ranks: its, staging }) {
   const known = described(plan);
   const newest = Math.max(...its.map((each) => each.seen_unix_seconds));
   const step = (each, at) => (at === null ? "-" : h("a", { href: address(stepAddress(plan, at), each.world_size > 1 ? { rank: each.rank, world_size: each.world_size } : {}) }, number(at)));
   return [
     h("p", {}, "Plan ", planLink(plan), ": ", h("strong", {}, stateOf(live, its, known)), `, ${[plural(its.length, "rank"), ...upTo("trained up to", its.map((each) => each.trained_step)),
       ...upTo("asked for up to", its.map((each) => each.step)), `last request ${silence(live.unix_seconds - newest)}`].join(", ")}`),
-    h("p", { class: "quiet" }, progress(its, known).join("; ")),
+    h("p", { class: "quiet" }, [...progress(its, known), ...staged(staging)].join("; ")),
     table(["rank", "trained", "asked for up to", "steps/s trained", "last request", "share of its time"], its.map((each) => [
       `${each.rank} of ${number(each.world_size)}`, step(each, each.trained_step), step(each, each.step),
       each.trained_steps_per_second === null ? "-" : few(each.trained_steps_per_second), silence(live.unix_seconds - each.seen_unix_seconds), share(each)]),
-    `Ranks of ${run ? `run ${run}` : "no named run"}, plan ${plan}`),
+    `Ranks of ${run ? `run ${run}` : "no named run"}, plan ${plan}`, { stacked: false }),
   ];
 }
 

@@ -62,6 +62,11 @@ function epochs(response, names, stop) {
   return series.length ? chart({ x, series, xLabel: "step" }) : h("p", {}, "Order random has no epochs.");
 }
 
+function familyText(family, sources) {
+  const kept = Object.entries(sources).map(([name, its]) => `${name} ${(100 * its.kept).toFixed(1)} %`).join(", ");
+  return `member ${family.member} of family ${family.seed} leaves out ${+(100 * family.leave_out).toPrecision(6)} % of the ${family.by === undefined ? "documents" : `values of ${family.by}`}; kept rows: ${kept}`;
+}
+
 fill($("#facts"), `/v1/plans/${id}`, (response) => {
   const names = Object.keys(response.sources);
   const stop = lastStep(response);
@@ -87,6 +92,7 @@ fill($("#facts"), `/v1/plans/${id}`, (response) => {
     ["seq_len", plan.seq_len], ["stride", plan.stride], ["seed", String(plan.seed)],
     ["order", typeof plan.order === "string" ? plan.order : JSON.stringify(plan.order)],
     ["rows", plan.rows === undefined ? "windows" : Object.keys(plan.rows)[0]],
+    ...(plan.family === undefined ? [] : [["family", familyText(plan.family, response.sources)]]),
     ["dtype", response.dtype], ["shards", response.shards.length],
     ["skipped steps", plan.skip_steps.reduce((sum, [start, end]) => sum + end - start, 0)],
   ])];

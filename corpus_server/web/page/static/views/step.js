@@ -11,7 +11,7 @@ const query = new URLSearchParams(location.search);
 const PAGE = 8;
 const SKIMMED_STEPS = 32;
 const SKIMMED_ROWS = 4;
-let step = Number(parameters.step);
+let step = /^[0-9]+$/.test(parameters.step) ? Number(parameters.step) : parameters.step;  // else the server says what is wrong
 let rank = Number(query.get("rank") ?? 0);
 let worldSize = Number(query.get("world_size") ?? 1);
 let until = query.get("until");
@@ -51,15 +51,16 @@ async function show(first = 0) {
   form.elements.step.value = step;
   form.elements.rank.value = rank;
   form.elements.world_size.value = worldSize;
-  $("#step-number").textContent = number(step);
+  $("#step-number").textContent = Number.isInteger(step) ? number(step) : step;
   document.title = `step ${step} - corpus-server`;
   place();
   try {
     plan ??= await ask(`/v1/plans/${id}`);
-    const share = Math.floor(stageOf(step).global_batch_size / worldSize);
+    const size = stageOf(step)?.global_batch_size ?? (await ask(address(`/v1/plans/${id}/rows`, { step, count: 1 }))).global_batch_size;
+    const share = Math.floor(size / worldSize);
     const begin = rank * share + first;
     const count = Math.min(PAGE, share - first);
-    const target = address(`/v1/plans/${id}/rows`, { step, first: begin, count, targets: "true", ...ranks() });
+    const target = address(`/v1/plans/${id}/rows`, { step, first: begin, count, targets: "true", text_ends: $("#borders").checked ? "true" : null, ...ranks() });
     const response = await ask(target);
     if (!first) seen.length = 0;
     seen.push(...response.rows.flatMap((each) => each.spans));
@@ -175,6 +176,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "ArrowRight") go(step + 1);
 });
 
+$("#borders").addEventListener("change", () => show());
 $("#ids").addEventListener("change", (event) => showIds(event.target.checked));
 
 // -- a loss curve

@@ -1,0 +1,73 @@
+"""The bucket of tests and of the bench is, as obstore sees it, the S3 that moto serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from corpus_server.errors import CorpusChanged
+from corpus_server.stores.objects import Store
+from tests.buckets import NAME, Bucket, Repeated
+from tests.serving import RunningServer
+
+OBJECTS = {"web/000.bin": b"tokens", "web/sub/001.bin": b"more tokens", "web.idx": b"index", "other": b""}
+
+
+def test_it_lists_and_reads_as_moto(
+    bucket: Callable[[Mapping[str, bytes]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moto = Store(bucket(OBJECTS))
+    with Bucket(objects=dict(OBJECTS)) as ours:
+        for name, value in ours.environment.items():
+            monkeypatch.setenv(name, value)
+        store = Store(f"s3://{NAME}")
+        for folder, recursive in (("", True), ("web", True), ("web", False), ("", False), ("none", True)):
+            found, expected = (
+                sorted(
+                    (each.path, each.size_bytes, each.etag) for each in its.list(folder, recursive=recursive)
+                )
+                for its in (store, moto)
+            )
+            assert found == expected
+        (what,) = store.list("web/sub", recursive=True)
+        assert bytes(store.read(what, 2, 8)) == b"re tok"
+        assert (store.head("web.idx") or what).size_bytes == 5
+        assert store.head("web") is None
+        ours.objects["web/sub/001.bin"] = b"some tokens"
+        with pytest.raises(CorpusChanged):
+            store.read(what, 2, 8)
+
+
+def test_large_objects_take_no_memory_and_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = {f"{n}.bin": Repeated(2**28, n) for n in range(2)}
+    with Bucket(objects=dict(shards)) as ours:
+        for name, value in ours.environment.items():
+            monkeypatch.setenv(name, value)
+        store = Store(f"s3://{NAME}")
+        (first, second) = sorted(store.list("", recursive=True), key=lambda each: each.path)
+        assert (first.size_bytes, first.md5) == (2**29, None)
+        one, other, later = (
+            bytes(store.read(what, start, start + 2**20))
+            for what, start in ((first, 2**28), (second, 2**28), (first, 2**28 + 2**24))
+        )
+        assert one == shards["0.bin"].tokens(2**27, 2**27 + 2**19).tobytes()
+        assert len({one, other, later}) == 3
+
+
+def test_opening_many_shards_and_describing_a_plan_takes_two_reads_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure was: a plan's description read samples of all shards again, one after another."""
+    shards = {f"web/{n:03}.bin": Repeated(2**20, n) for n in range(40)}
+    plan = {"seq_len": 100, "stages": [{"global_batch_size": 8, "mixture": {"web": 1.0}}]}
+    with Bucket(objects=dict(shards)) as ours:
+        for name, value in ours.environment.items():
+            monkeypatch.setenv(name, value)
+        with RunningServer(
+            {"web": f"s3://{NAME}/web"}, tmp_path, arguments=("--cache-dir", str(tmp_path / "cache"))
+        ) as server:
+            assert len(ours.gets) == 80
+            assert server.post_plan(plan).status == 200
+            assert len(ours.gets) == 80

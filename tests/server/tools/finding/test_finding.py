@@ -1,0 +1,490 @@
+"""Spans that texts and corpora share: against brute force, at every border, and what people are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corpus_server.corpus.index import index
+from corpus_server.errors import CorpusServerError
+from corpus_server.tools.finding import Items, Wanted, find, opened, scan
+from tests.corpora import some_tokens, spec, write_raw
+from tests.serving import RunningServer, run_here
+
+Span = tuple[int, int, int, int]
+"""Item, first token there, first token in the corpus, tokens."""
+
+
+def items_of(texts: Sequence[Sequence[int]]) -> Items:
+    items = Items()
+    for number, text in enumerate(texts):
+        items.add("test", number, (np.array(text, dtype=np.int64),))
+    return items
+
+
+def found_in(
+    folder: Path, texts: Sequence[Sequence[int]], n: int, *, num_places: int = 10**6, **options: Any
+) -> tuple[set[Span], list[int]]:
+    """Return the spans that are found in a corpus, and the covered tokens of each item."""
+    named = spec(folder, **options)
+    wanted = Wanted(items=items_of(texts), n=n, num_places=num_places)
+    with opened([named]) as (corpus,):
+        found = find(named, corpus, wanted, num_processes=1).spans
+    columns = (found.item, found.item_start, found.start, found.length)
+    return set(zip(*(each.tolist() for each in columns), strict=True)), found.covered.tolist()
+
+
+def brute_force(tokens: Sequence[int], texts: Sequence[Sequence[int]], n: int) -> Iterator[Span]:
+    """Yield all maximal spans, by comparing every token with every token."""
+    for item, text in enumerate(texts):
+        for i in range(len(text)):
+            for j in range(len(tokens)):
+                if i and j and text[i - 1] == tokens[j - 1]:
+                    continue  # it begins before
+                length = 0
+                while (
+                    i + length < len(text)
+                    and j + length < len(tokens)
+                    and text[i + length] == tokens[j + length]
+                ):
+                    length += 1
+                if length >= n:
+                    yield item, i, j, length
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a corpus of some hundred tokens consist of many stretches and blocks."""
+    monkeypatch.setattr(scan, "STRETCH_TOKENS", 64)
+    monkeypatch.setattr(scan, "BLOCK_TOKENS", 16)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@settings(deadline=None, max_examples=80)
+@given(
+    shards=st.lists(st.lists(st.integers(0, 3), max_size=90), min_size=1, max_size=3),
+    texts=st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=5),
+    n=st.integers(1, 14),
+)
+def test_all_spans_are_found_and_no_other(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[int]], texts: list[list[int]], n: int
+) -> None:
+    """Of few distinct tokens, so that everything overlaps; across the borders of shards, too."""
+    shards[0].append(0)  # a corpus is not empty
+    folder = tmp_path_factory.mktemp("corpus")
+    for number, tokens in enumerate(shards):
+        write_raw(folder / f"{number}.bin", tokens)
+    found, covered = found_in(folder, texts, n)
+    expected = set(brute_force([token for shard in shards for token in shard], texts, n))
+    assert found == expected
+    for item, text in enumerate(texts):
+        own = {
+            place for number, at, _, length in expected if number == item for place in range(at, at + length)
+        }
+        assert covered[item] == len(own), text
+
+
+def test_ten_thousand_planted_spans_are_found(tmp_path: Path) -> None:
+    """With overlaps, at the first and the last tokens of documents, shards and blocks, and across them."""
+    draw, n, eot = np.random.default_rng(1), 13, 0
+    texts = [draw.integers(1, 50_000, draw.integers(13, 80)).tolist() for _ in range(4000)]
+    tokens = some_tokens(3_000_000, seed=2).astype(np.int64) + 1
+    lengths = [1_000_000, 700_001, 1_299_999]
+    shard_ends = np.cumsum(lengths)
+    document_ends = np.unique(np.append(draw.integers(1, tokens.size, 3000), shard_ends))
+    tokens[document_ends - 1] = eot
+    borders = [*document_ends.tolist(), *shard_ends.tolist(), *range(0, tokens.size, scan.BLOCK_TOKENS)]
+    planted: list[Span] = []
+    for number in range(17_000):
+        item = int(draw.integers(len(texts)))
+        at = int(draw.integers(0, len(texts[item]) - n + 1))
+        length = int(draw.integers(n, len(texts[item]) - at + 1))
+        start = int(draw.integers(0, tokens.size - length))
+        if number % 2:  # at a border: behind it, before its end-of-text token, or across it
+            border = int(borders[int(draw.integers(len(borders)))])
+            start = (border, border - 1 - length, border - length // 2)[number % 3]
+        if 0 <= start <= tokens.size - length:
+            tokens[start : start + length] = texts[item][at : at + length]
+            planted.append((item, at, start, length))
+    assert len(planted) > 10_000
+    folder = tmp_path / "web"
+    folder.mkdir()
+    for number, shard in enumerate(np.split(tokens, shard_ends[:-1])):
+        write_raw(folder / f"{number}.bin", shard)
+    found, _ = found_in(folder, texts, n)
+    for item, at, start, length in found:
+        assert tokens[start : start + length].tolist() == texts[item][at : at + length]
+    reported = {(item, start - at): [] for item, at, start, _ in found}  # type: ignore[var-annotated]
+    for item, at, start, length in found:
+        reported[item, start - at].append((start, start + length))
+    num_whole = 0
+    for item, at, start, length in planted:
+        if tokens[start : start + length].tolist() != texts[item][at : at + length]:
+            continue  # another one was planted over it
+        num_whole += 1
+        spans = reported.get((item, start - at), [])
+        assert any(begin <= start and start + length <= end for begin, end in spans), (
+            item,
+            at,
+            start,
+            length,
+        )
+    assert num_whole > 10_000
+
+
+def test_tokens_of_32_bits_are_told_from_their_lower_16(tmp_path: Path) -> None:
+    write_raw(tmp_path / "c.bin", [70_000 + each for each in range(40)], dtype="uint32")
+    wrong = [70_000 + each - 65_536 for each in range(40)]
+    found, _ = found_in(tmp_path, [[70_000 + each for each in range(5, 20)], wrong], 13, dtype="uint32")
+    assert found == {(0, 0, 5, 15)}
+
+
+def test_a_pass_goes_on_where_it_was_interrupted(
+    tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal holds whole stretches; half a record, and one of another question, do not count."""
+    tokens = some_tokens(1000, vocabulary=5).tolist()
+    folder, work = tmp_path / "web", tmp_path / "work"
+    folder.mkdir()
+    work.mkdir()
+    write_raw(folder / "0.bin", tokens)
+    named, wanted = spec(folder), Wanted(items=items_of([tokens[100:300], tokens[500:900]]), n=5)
+    scanned: list[int] = []
+    whole = scan.scan_stretch
+
+    def scan_some(corpus: Any, table: Path, n: int, by_text: bool, number: int) -> Any:
+        if number == 9 and len(scanned) == 9:
+            raise KeyboardInterrupt
+        scanned.append(number)
+        return whole(corpus, table, n, by_text, number)
+
+    def spans(asked: Wanted = wanted) -> list[list[int]]:
+        with opened([named]) as (corpus,):
+            found = find(named, corpus, asked, num_processes=1, work=work).spans
+        return [found.item.tolist(), found.start.tolist(), found.length.tolist()]
+
+    monkeypatch.setattr(scan, "scan_stretch", scan_some)
+    with pytest.raises(KeyboardInterrupt):
+        spans()
+    assert scanned == [*range(9)]
+    journal = work / "c.runs"
+    journal.write_bytes(journal.read_bytes()[:-5])
+    found = spans()
+    assert scanned == [*range(9), *range(8, 16)]
+    assert [each.name for each in work.iterdir()] == ["c.runs"]
+    assert spans() == found
+    assert len(scanned) == 17
+    other = Wanted(items=items_of([tokens[100:300]]), n=6)
+    assert spans(other)[0] == [0] * len(spans(other)[0])
+    assert len(scanned) == 33
+    journal.unlink()
+    assert spans() == found
+
+
+def test_several_processes_find_what_one_finds(tmp_path: Path) -> None:
+    tokens = some_tokens(40_000_000, seed=3)
+    write_raw(tmp_path / "0.bin", tokens)
+    text = tokens[(1 << 24) - 20 : (1 << 24) + 20].tolist()  # across a border of stretches
+    named, wanted = spec(tmp_path), Wanted(items=items_of([text]))
+    told: list[tuple[str, int, int, int]] = []
+    with opened([named]) as (corpus,):
+        found = find(named, corpus, wanted, num_processes=2, progress=lambda *each: told.append(each)).spans
+    assert (found.start.tolist(), found.length.tolist()) == ([(1 << 24) - 20], [40])
+    assert told[-1] == ("scanning", 80_000_000, 80_000_000, 40_000_000)
+
+
+def test_a_phrase_that_stands_everywhere_is_not_listed_everywhere(tmp_path: Path) -> None:
+    """The share is exact all the same, and a whole copy of an item is one span."""
+    phrase = [*range(1, 15)]
+    texts = [[*phrase, *range(100 * k, 100 * k + 20)] for k in range(1, 60)]
+    tokens = [token for number in range(500) for token in [*phrase, 9000 + number]]
+    tokens += texts[30]
+    write_raw(tmp_path / "c.bin", tokens)
+    found, covered = found_in(tmp_path, texts, 13, num_places=10)
+    assert covered == [14] * 30 + [34] + [14] * 28
+    assert (30, 0, len(tokens) - 34, 34) in found
+    assert len([each for each in found if each[0] == 5]) == 11  # the first ten, and that of the whole copy
+
+
+SENTENCE = "the quick brown fox jumps over the lazy dog and runs away from all the cats of this town"
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Path:
+    """A corpus of bytes: five documents, the fourth of which is hostile."""
+    documents = [
+        "What is the capital of the old kingdom by the sea? " + SENTENCE,
+        SENTENCE[::-1],
+        "Nothing to see.",
+        "*a* [b](http://c) www.d.e <script>alert(1)</script> | `rm -rf` | \u202e<img src=x onerror=alert(2)> "
+        + "x" * 30,
+        "Again: What is the capital of the old kingdom by the sea?",
+    ]
+    lines = "".join(json.dumps({"text": each}) + "\n" for each in documents)
+    (tmp_path / "web.jsonl").write_text(lines)
+    made = run_here(
+        "build", tmp_path / "web.jsonl", "--tokenizer", "bytes", "--eot", "0", "--out", tmp_path / "web"
+    )
+    assert made.returncode == 0, made.stderr
+    return tmp_path / "web"
+
+
+def test_the_way_from_a_benchmark_to_a_corpus_without_it(web: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    rows = [
+        {
+            "question": "What is the capital of the old kingdom by the sea?",
+            "choices": ["Ys", "a lazy dog and runs"],
+        },
+        {"question": "Which of these is nowhere to be found at all?", "choices": ["none", "of them"]},
+        {"question": "short", "choices": []},
+    ]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ("find", web, "-n", "13", "--items", questions, "--field", "question")
+    arguments = (*arguments, "--field", "choices", "--json")
+    done = run_here(*arguments, "--deny", tmp_path / "deny.txt", "--out", tmp_path / "report")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    (corpus,) = report["corpora"]
+    assert (report["num_items"], corpus["num_items_found"], corpus["num_items_too_short"]) == (3, 1, 1)
+    (item,) = report["items"]
+    # The question, and " lazy dog and runs" of a choice: another text of the same item.
+    assert (item["num_tokens"], item["num_covered"]) == (71, 50 + 18)
+    assert [(span["num_tokens"], span["documents"]) for span in item["spans"]] == [
+        (50, [0]),
+        (18, [0]),
+        (50, [4]),
+    ]
+    assert next(part["text"] for part in item["parts"] if part["is_found"]) == rows[0]["question"]
+    assert (tmp_path / "deny.txt").read_text() == "0\n4\n"
+    with opened([spec(web)]) as (files,):
+        assert report["exclude"] == {"web": [[*files.document_range(0)], [*files.document_range(4)]]}
+    assert {each.name for each in (tmp_path / "report").iterdir()} >= {
+        "report.json",
+        "report.md",
+        "report.html",
+    }
+    view = tmp_path / "clean.view"
+    made = run_here("view", "create", web, "--without", tmp_path / "deny.txt", "--out", view)
+    assert made.returncode == 0, made.stderr
+
+
+def test_text_of_a_corpus_is_never_markup(web: Path, tmp_path: Path) -> None:
+    text = (
+        "*a* [b](http://c) www.d.e <script>alert(1)</script> | `rm -rf` | \u202e<img src=x onerror=alert(2)> "
+    )
+    done = run_here("find", web, "-n", "13", "--text", text, "--out", tmp_path / "report")
+    assert done.returncode == 0, done.stderr
+    html = (tmp_path / "report/report.html").read_text()
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "&lt;script&gt;alert(1)" in html
+    assert "\u202e" not in html + done.stdout
+    markdown = (tmp_path / "report/report.md").read_text()
+    assert "<script" not in markdown
+    assert r"\| \`rm -rf\` \|" in markdown
+    assert r"\*a\* \[b\](http\://c) www\.d.e" in markdown
+    assert "default-src 'none'" in html
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "there is no item to look for"),
+        (["--text", ""], "web: not looked for: 1 item of fewer than 50 tokens"),
+        (["--text", "too short"], "web: not looked for: 1 item of fewer than 50 tokens"),
+        (["--items", "{empty}"], "empty.jsonl: the sources are empty files"),
+        (["--items", "{nothing}"], "web: not looked for: 1 item of fewer than 50 tokens"),
+        (
+            ["--items", "{fields}"],
+            "only 'question'; name one of them with --text-field (find: --field)",
+        ),
+        (["--items", "{damaged}"], "damaged.jsonl: line 1: is not JSON"),
+        (["--items", "{number}"], "line 1: expected text in 'text', got 5"),
+        (["--items", "{binary}"], "binary.jsonl: line 1"),
+        (["--text", "y" * 200_000], "0"),
+        (["--tokens", "1,2,x"], "tokens must be ids below 4294967296, as 11,22,33, got '1,2,x'"),
+        (["--tokens", "99999999999"], "tokens must be ids below"),
+        (["--text", "y" * 20, "--plan", "abc"], "--plan needs --before-step"),
+        (["--text", "y" * 20, "--before-step", "5"], "--before-step needs --plan"),
+        (["--text", "y" * 20, "-n", "1000"], "n must be in [1, 256], got 1000"),
+        (["--items", "/nowhere.jsonl"], "/nowhere.jsonl: expected a file, a folder or a pattern"),
+    ],
+)
+def test_what_cannot_be_looked_for_is_one_line(
+    web: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    files = {
+        "empty": b"",
+        "nothing": b'{"text": ""}\n',
+        "fields": b'{"question": "a"}\n',
+        "damaged": b"no json\n",
+        "number": b'{"text": 5}\n',
+        "binary": b"\x80\xff\n",
+    }
+    paths = {name: tmp_path / f"{name}.jsonl" for name in files}
+    for name, content in files.items():
+        paths[name].write_bytes(content)
+    done = run_here("find", web, *(each.format(**paths) for each in arguments))
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    if done.returncode:
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_of_bytes_more_must_stand_together(web: Path, tmp_path: Path) -> None:
+    """13 of them are two words. Beside a corpus of other tokens it is said."""
+    text = "the capital of the old kingdom, not by the sea at all"
+    assert "50 tokens of it stand together" in run_here("find", web, "--text", text).stdout
+    ids = tmp_path / "ids"
+    ids.mkdir()
+    write_raw(ids / "c.bin", some_tokens(1000))
+    given = ("--tokens", ",".join(map(str, range(13))))
+    mixed = run_here("find", web, ids, *given)
+    assert "13 tokens of it stand together" in mixed.stdout
+    assert "the tokens of corpus 'web' are bytes, and 13 are two words" in " ".join(mixed.stderr.split())
+    assert "are bytes" not in run_here("find", web, ids, *given, "-n", "13").stderr
+
+
+def test_the_figures_of_many_corpora_fit_a_terminal(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "c.bin", some_tokens(1000))
+    named = [f"corpus-{number}={path}" for number in range(9)]
+    done = run_here("find", *named, "--tokens", ",".join(map(str, range(13))), COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line[:1] in "\u250f\u2503\u2502"]
+    assert max(map(len, lines)) <= 80
+    assert all(f"corpus-{number}" in done.stdout for number in range(9))
+
+
+def test_a_corpus_without_a_tokenizer_takes_token_ids_alone(tmp_path: Path) -> None:
+    tokens = some_tokens(1000).tolist()
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    write_raw(folder / "c.bin", tokens)
+    done = run_here("find", folder, "--text", "a text of more than thirteen tokens")
+    assert done.returncode == 2
+    assert "corpus 'raw' has no tokenizer, without which no text is found in it" in done.stderr
+    ids = ",".join(map(str, tokens[30:60]))
+    report = json.loads(run_here("find", folder, "--tokens", ids, "--json").stdout)
+    assert [(each["start"], each["documents"]) for each in report["items"][0]["spans"]] == [(30, [])]
+    denied = run_here("find", folder, "--tokens", ids, "--deny", tmp_path / "deny")
+    assert denied.returncode == 2
+    assert "has no document index" in denied.stderr
+
+
+def test_too_many_tokens_are_refused_before_the_pass(
+    web: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("corpus_server.tools.finding.items.MAX_TOKENS", 1000)
+    done = run_here("find", web, "--text", "y" * 1001)
+    assert done.returncode == 2
+    assert "the items have more than 1,000 tokens" in done.stderr
+    assert "another pass" in done.stderr
+
+
+def test_the_documents_of_tokens_are_those_of_the_index(tmp_path: Path) -> None:
+    folder = tmp_path / "web"
+    folder.mkdir()
+    tokens = [0 if number % 7 in (0, 1) else 5 for number in range(500)]
+    write_raw(folder / "0.bin", tokens[:211])
+    write_raw(folder / "1.bin", tokens[211:])
+    index(spec(folder, eot=0))
+    from corpus_server.tools.finding.spans import documents_at
+
+    with opened([spec(folder)]) as (corpus,):
+        found = documents_at(corpus, np.arange(500)).tolist()
+        assert found == [corpus.document_at(token) for token in range(500)]
+
+
+def test_a_share_leaves_out_what_is_covered_less(web: Path, tmp_path: Path) -> None:
+    text = "the capital of the old kingdom, not by the sea at all but somewhere in the hills of another land"
+    whole = "What is the capital of the old kingdom by the sea?"
+    arguments = ("find", web, "-n", "13", "--text", text, "--text", whole, "--json", "--deny")
+    arguments = (*arguments, tmp_path / "deny")
+    assert [each["number"] for each in json.loads(run_here(*arguments).stdout)["items"]] == [1, 0]
+    report = json.loads(run_here(*arguments, "--share", "0.8").stdout)
+    assert [each["number"] for each in report["items"]] == [1]
+    assert report["corpora"][0]["num_items_by_share"]["0.5"] == 1
+    with pytest.raises(CorpusServerError, match=r"share must be in \[0, 1\]"):
+        Wanted(items=items_of([[1]]), min_share=2)
+
+
+@pytest.mark.parametrize("before", [1, 7, 23])
+@pytest.mark.parametrize("rows", ["windows", "documents"])
+def test_the_steps_that_saw_a_span_are_those_whose_rows_hold_it(
+    web: Path, tmp_path: Path, rows: str, before: int
+) -> None:
+    """Against going through the rows of every step of a run that stopped; over three epochs."""
+    n = 13
+    plan = {
+        "seq_len": 31,
+        "seed": 5,
+        "rows": rows,
+        "stages": [{"from_step": 0, "global_batch_size": 2, "mixture": {"web": 1}}],
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    texts = [
+        "the capital of the old kingdom by",
+        "quick brown fox jumps over the lazy",
+        "nowhere in the corpus",
+    ]
+    arguments = [f"web={web}", "--plan", tmp_path / "plan.json"]
+    asked = (
+        *arguments,
+        "-n",
+        n,
+        "--before-step",
+        before,
+        *(each for text in texts for each in ("--text", text)),
+    )
+    done = run_here("find", *asked, "--json", "--out", tmp_path / "report")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    exported = run_here("export", *arguments, "--step", "0", "--count", before)
+    assert exported.returncode == 0, exported.stderr
+    pieces = [json.loads(line) for line in exported.stdout.splitlines()]
+    seen: dict[int, int | None] = {}
+    for item in report["items"]:
+        for span in item["spans"]:
+            expected = [
+                each["step"]
+                for each in pieces
+                if min(each["stop"], span["stop"]) - max(each["start"], span["start"]) >= n
+            ]
+            assert span["seen"]["steps"] == list(dict.fromkeys(expected)), span
+            assert span["seen"]["num_rows"] == len(expected)
+        firsts = [span["seen"]["steps"][0] for span in item["spans"] if span["seen"]["steps"]]
+        seen[item["number"]] = item["first_step"]
+        assert item["first_step"] == min(firsts, default=None)
+    assert sorted(seen) == [0, 1]
+    (corpus,) = report["corpora"]
+    assert corpus["num_items_seen"] == sum(each is not None for each in seen.values())
+    assert f"before {before}" in (tmp_path / "report/report.html").read_text()
+
+
+def test_a_plan_of_a_server_is_asked_there_and_a_known_one_in_the_state(web: Path, tmp_path: Path) -> None:
+    with RunningServer({"web": web}, tmp_path) as server:
+        plan = {"seq_len": 31, "stages": [{"from_step": 0, "global_batch_size": 2, "mixture": {"web": 1}}]}
+        plan_id = str(server.post_plan(plan).json()["id"])
+        text = ("--text", "quick brown fox jumps over the lazy", "-n", "13", "--before-step", "9", "--json")
+        asked = ("find", f"web={web}", "--plan", plan_id[:12], *text)
+        done = run_here(*asked, "--server", server.url)
+        assert done.returncode == 0, done.stderr
+    kept = run_here(*asked, "--state-dir", tmp_path / "state")
+    assert kept.returncode == 0, kept.stderr
+    reports = [json.loads(each.stdout) for each in (kept, done)]
+    for each in reports:
+        assert each["plan"] == plan_id
+        assert each["corpora"][0].pop("scan_seconds") >= 0
+    assert reports[0] == reports[1]
+    other = run_here("find", f"other={web}", *asked[2:], "--state-dir", tmp_path / "state")
+    assert other.returncode == 2
+    assert "reads corpus 'web', too: name it as web=PATH" in other.stderr
