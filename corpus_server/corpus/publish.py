@@ -88,9 +88,12 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
             lock = _lock(stale, flags)
             shutil.rmtree(stale, ignore_errors=True)
             os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(BlockingIOError):  # one that begins at the same time took it for stale
+            lock = _lock(folder, flags)
+            break
     try:
-        lock = _lock(folder, flags)
         try:
             yield folder
         finally:
@@ -140,7 +143,12 @@ def _temporary(path: Path) -> Path:
 def _lock(temporary: Path, flags: int) -> int:
     """Open a temporary file or folder and lock it; return the descriptor."""
     while True:
-        fd, is_ours = os.open(temporary, flags | os.O_CLOEXEC, 0o666), False
+        try:
+            fd, is_ours = os.open(temporary, flags | os.O_CLOEXEC, 0o666), False
+        except FileNotFoundError as error:
+            if not flags & os.O_DIRECTORY:
+                raise
+            raise BlockingIOError(errno.EAGAIN, _BUSY) from error  # who removed a folder also writes it
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Between open and lock, another process may have published or removed it.

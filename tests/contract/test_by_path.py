@@ -296,10 +296,13 @@ class Ranks:
         return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def start(self, rank: int, stop: int) -> None:
-        """Let a rank go on behind the last step that it has written."""
+        """Let a rank go on behind the last step that it has written; a line that is not whole is cut off."""
         before = len(self.said())
         assert self._process.stdin is not None
         file = self.file(rank)
+        if file.exists():
+            text = file.read_text()
+            file.write_text(text[: text.rfind("\n") + 1])
         print("start", rank, len(self.lines(rank)), stop, file, file=self._process.stdin, flush=True)
 
         def started() -> list[int]:
@@ -313,14 +316,11 @@ class Ranks:
         return self.folder / f"{self.world_size}-{rank}"
 
     def lines(self, rank: int) -> list[str]:
-        """Return the whole lines of a rank; cut off a last one that is not whole."""
+        """Return the whole lines of a rank: of one that is being written, a part may be there."""
         if not self.file(rank).exists():
             return []
         text = self.file(rank).read_text()
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            self.file(rank).write_text(whole)
-        return whole.splitlines()
+        return text[: text.rfind("\n") + 1].splitlines()
 
     def kill(self, rank: int, stop: int) -> None:
         """Kill a rank as the kernel would, and let another process go on in its place."""

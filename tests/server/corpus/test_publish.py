@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from corpus_server.corpus import publish
-from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale
+from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale, scratch_folder
 from tests.corpora import open_descriptors
 
 
@@ -191,6 +195,38 @@ def test_a_published_folder_is_not_taken_for_the_one_aside(
     ):
         pass
     assert (names(tmp_path / "a"), open_descriptors()) == (["b"], before)
+
+
+def test_those_who_write_a_folder_and_those_who_remove_it_meet_anywhere(tmp_path: Path) -> None:
+    """A folder may be removed before its writer has locked it; each comes through or is told to wait."""
+    stop = time.monotonic() + 0.5
+
+    def remove() -> None:
+        while time.monotonic() < stop:
+            for stale in tmp_path.glob(".*"):
+                with contextlib.suppress(OSError):
+                    fd = os.open(stale, os.O_RDONLY | os.O_DIRECTORY)
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(stale, ignore_errors=True)
+                    os.close(fd)
+
+    def write() -> int:
+        written = 0
+        while time.monotonic() < stop:
+            with contextlib.suppress(BlockingIOError), publishing_folder(tmp_path / "a") as folder:
+                (folder / "b").write_bytes(b"whole")
+                written += 1
+            shutil.rmtree(tmp_path / "a", ignore_errors=True)
+            with scratch_folder(tmp_path, ".scratch-") as folder:
+                (folder / "b").write_bytes(b"whole")
+        return written
+
+    with ThreadPoolExecutor(3) as threads:
+        removing = [threads.submit(remove) for _ in range(2)]
+        assert threads.submit(write).result() > 0
+        for each in removing:
+            each.result()
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
