@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from tests.corpora import some_tokens
-from tests.stores import Reply, WebServer
+from tests.stores import Reply, WebServer, md5
 
 NAME: Final = "bucket"
 
@@ -175,7 +175,7 @@ def _check_signature(method: str, target: str, headers: Message) -> Reply | None
 
 
 def _etag(content: bytes | Repeated) -> str:
-    return f'"{hashlib.md5(content).hexdigest()}"' if isinstance(content, bytes) else content.etag
+    return f'"{md5(content)}"' if isinstance(content, bytes) else content.etag
 
 
 def _block() -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 import subprocess
@@ -111,7 +112,7 @@ class WebServer:
         if path not in self.files:
             return Reply(404, {}, b"")
         content = self.files[path]
-        its = {"ETag": f'"{hashlib.md5(content).hexdigest()}"'}
+        its = {"ETag": f'"{md5(content)}"'}
         if wanted is None:
             return Reply(200, its, content)
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
@@ -240,6 +241,12 @@ def changed(reply: Reply) -> None:
 def after(seconds: float) -> Callable[[Reply], None]:
     """Return a fault that sends the right reply late."""
     return lambda reply: time.sleep(seconds)
+
+
+@functools.lru_cache(maxsize=1000)
+def md5(content: bytes) -> str:
+    """Return the MD5 of an object, computed once: each response says it."""
+    return hashlib.md5(content).hexdigest()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

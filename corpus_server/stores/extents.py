@@ -216,19 +216,18 @@ class Extents:
     def uses(self, places: Int64Array) -> list[tuple[int, int, Extent]]:
         """Return the first and the last piece that lies in each extent, and the extent; first used first."""
         pieces, codes, stops = self.find(places)
-        distinct, first = np.unique(codes, return_index=True)
-        last = codes.size - 1 - np.unique(codes[::-1], return_index=True)[1]
+        first, last, _ = _distinct(codes, stops)
         order = np.argsort(first)
-        begins, ends = (each[order].tolist() for each in (pieces[first], pieces[last]))
-        return list(zip(begins, ends, self._extents(distinct[order], stops[first][order]), strict=True))
+        first, begins, ends = first[order], pieces[first][order].tolist(), pieces[last][order].tolist()
+        return list(zip(begins, ends, self._extents(codes[first], stops[first]), strict=True))
 
     def of(self, places: Int64Array) -> list[Extent]:
         """Return the extents that hold pieces, each once."""
         if not self._files:
             return []
         _, codes, stops = self.find(places)
-        distinct, first = np.unique(codes, return_index=True)
-        return list(dict.fromkeys(self._extents(distinct, stops[first])))  # shards may lie in one file
+        first, _, _ = _distinct(codes, stops)
+        return list(dict.fromkeys(self._extents(codes[first], stops[first])))  # shards may lie in one file
 
     def numbered(self, places: Int64Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[Extent]]:
         """Return which extents hold pieces: `(m,)` each, a piece, ascending, and the number of an extent.
@@ -236,8 +235,8 @@ class Extents:
         That is one of the extents, which are returned, too; each is there once for each shard.
         """
         pieces, codes, stops = self.find(places)
-        distinct, first, numbers = np.unique(codes, return_index=True, return_inverse=True)
-        return pieces, numbers, self._extents(distinct, stops[first])
+        first, _, numbers = _distinct(codes, stops)
+        return pieces, numbers, self._extents(codes[first], stops[first])
 
     def _extents(self, codes: Int64Array, stops: Int64Array) -> list[Extent]:
         numbers, pages = np.divmod(codes, _PAGES_OF_SHARD)
@@ -247,3 +246,19 @@ class Extents:
             file = self._files[number]
             found.append(Extent(file, file.data.start + start, file.data.start + stop))
         return found
+
+
+def _distinct(
+    codes: Int64Array, stops: Int64Array
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """Return the first and the last place of each extent, `(n,)`, and the number of each place's, `(m,)`.
+
+    Two may begin at one byte: the extent of a short block at the beginning of a shard, and that of the next.
+    """
+    order = np.lexsort((stops, codes))
+    is_new = np.ones(codes.size, np.bool_)
+    is_new[1:] = (np.diff(codes[order]) != 0) | (np.diff(stops[order]) != 0)
+    begins = np.flatnonzero(is_new)
+    numbers = np.empty(codes.size, np.intp)
+    numbers[order] = is_new.cumsum() - 1
+    return order[begins], order[np.append(begins[1:], codes.size) - 1] if codes.size else order, numbers

@@ -19,6 +19,7 @@ from tests.corpora import some_tokens
 from tests.stores import WebServer
 
 TOKENS = {"a": 60_000, "b": 20_000}
+ROWS, STEPS = 32, (0, 100, 460, 1000)
 BLOCK, GROUP = 512, 2  # windows of 4 tokens: a block has one extent of 4,096 bytes
 
 
@@ -35,37 +36,39 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 
 
 def bind(catalog: Catalog, order: object, weights: dict[str, float]) -> BoundPlan:
-    stages = (Stage(global_batch_size=32, mixture=weights),)
+    stages = (Stage(global_batch_size=ROWS, mixture=weights),)
     return catalog.bind(Plan(seq_len=4, seed=3, order=order, stages=stages), Budget())  # type: ignore[arg-type]
 
 
-def next_steps(bound: BoundPlan, step: int) -> dict[Extent, int]:
-    """Return the steps after a step until each extent is read, step by step through more than two epochs."""
-    found: dict[Extent, int] = {}
-    for later in range(2000):
-        pieces = bound.sampler.pieces(step + later, range(32)).places
-        for extent in bound.staged[0].of(pieces):
-            found.setdefault(extent, later)
-    return found
+def readings(bound: BoundPlan, num_steps: int) -> list[tuple[int, Extent]]:
+    """Return which steps read which extents, in the order of the steps."""
+    pieces = bound.sampler.pieces(0, range(ROWS), count=num_steps).places
+    which, numbers, extents = bound.staged[0].numbered(pieces)
+    pairs = np.unique(np.stack([which // ROWS, numbers]), axis=1)
+    return [(step, extents[number]) for step, number in pairs.T.tolist()]
 
 
 @pytest.mark.parametrize("weights", [{"a": 1.0}, {"a": 0.75, "b": 0.25}], ids=["one", "two"])
-@pytest.mark.parametrize("step", [0, 100, 460, 1000])
 @pytest.mark.parametrize("name", ["sequential", "bounded"])
 def test_they_are_those_of_the_steps_to_come(
-    catalog: Catalog, name: str, step: int, weights: dict[str, float]
+    catalog: Catalog, name: str, weights: dict[str, float]
 ) -> None:
     """Within a group, which is read at random; farther ones are farther, which is what matters."""
     bounded = {"shuffle": {"block_windows": BLOCK, "group_blocks": GROUP}}
     bound = bind(catalog, bounded if name == "bounded" else name, weights)
-    expected = next_steps(bound, step)
-    extents = [each for each in expected if each != each.file.extents[-1]]
-    found = NextUse(bound).steps_until(step, [each.part.key for each in extents])
-    group_steps = BLOCK * GROUP / 32 / min(weights.values()) + 1
-    beyond = np.array([expected[each] for each in extents])
-    far = beyond > 2 * group_steps  # those that are being read are planned, and no question
-    assert far.sum() > 5
-    assert (np.abs(found - beyond)[far] <= 2 * group_steps).all()
+    read = readings(bound, STEPS[-1] + 2000)  # more than two epochs after the last
+    for step in STEPS:
+        expected: dict[Extent, int] = {}
+        for later, extent in read:
+            if later >= step:
+                expected.setdefault(extent, later - step)
+        extents = [each for each in expected if each != each.file.extents[-1]]
+        found = NextUse(bound).steps_until(step, [each.part.key for each in extents])
+        group_steps = BLOCK * GROUP / ROWS / min(weights.values()) + 1
+        beyond = np.array([expected[each] for each in extents])
+        far = beyond > 2 * group_steps  # those that are being read are planned, and no question
+        assert far.sum() > 5
+        assert (np.abs(found - beyond)[far] <= 2 * group_steps).all()
 
 
 def test_of_what_no_plan_reads_nothing_is_known(catalog: Catalog) -> None:

@@ -53,27 +53,32 @@ def test_an_extent_of_a_block_ends_with_it(cache: Cache, block_bytes: int, strid
     of_block: dict[int, dict[Extent, tuple[int, int]]] = {}
     for number, count in enumerate(blocks.shard_windows.tolist()):
         places = np.stack([np.full(count, number), np.arange(count) * stride, np.full(count, length)], axis=1)
-        for window, place in enumerate(places):
-            begin = HEADER + 2 * int(place[1])
-            block = (int(blocks.first_window[number]) + window) // num_windows
-            found = extents.of(place[None])
-            assert found[0].start <= begin
-            assert begin + 2 * length <= found[-1].stop
-            for each, following in pairwise(found):
+        which, numbers, found = extents.numbered(places)
+        of_window: list[list[Extent]] = [[] for _ in range(count)]
+        for window, extent in zip(which.tolist(), numbers.tolist(), strict=True):
+            of_window[window].append(found[extent])
+        for window, its in enumerate(of_window):
+            begin = HEADER + 2 * stride * window
+            assert its[0].start <= begin
+            assert begin + 2 * length <= its[-1].stop
+            for each, following in pairwise(its):
                 assert each.stop == following.start
-            for each in found:
-                low, high = of_block.setdefault(block, {}).get(each, (begin, 0))
-                of_block[block][each] = min(low, begin), max(high, begin + 2 * length)
+            block = of_block.setdefault((int(blocks.first_window[number]) + window) // num_windows, {})
+            for each in its:
+                low, _ = block.get(each, (begin, 0))
+                block[each] = low, begin + 2 * length
+        assert of_window[:3] == [extents.of(places[window, None]) for window in range(min(3, count))]
+        assert set(extents.of(places)) == {each for *_, each in extents.uses(places)} == set(found)
     listed = extents.of_shards(np.arange(4), np.array([each.num_tokens for each in shards]))
     sizes = [each.size_bytes for found in of_block.values() for each in found]
     assert sorted(listed.num_bytes[listed.shards != 1].tolist()) == sorted(sizes)
     for found in of_block.values():
         for file in {each.file for each in found}:
-            its = {each: used for each, used in found.items() if each.file is file}
-            used = max(high for _, high in its.values()) - min(low for low, _ in its.values())
-            is_last = max(its, key=lambda each: each.stop).stop == file.data.stop
-            assert sum(each.size_bytes for each in its) <= used + 2 * 4096 + is_last * 2 * stride
-            assert all(each.size_bytes <= 1.5 * EXTENT_BYTES for each in its)
+            spans = {each: span for each, span in found.items() if each.file is file}
+            used = max(high for _, high in spans.values()) - min(low for low, _ in spans.values())
+            is_last = max(spans, key=lambda each: each.stop).stop == file.data.stop
+            assert sum(each.size_bytes for each in spans) <= used + 2 * 4096 + is_last * 2 * stride
+            assert all(each.size_bytes <= 1.5 * EXTENT_BYTES for each in spans)
     assert sum(sizes) >= sum(len(each.file.data) for each in shards if each.num_tokens > length)
 
 
