@@ -50,9 +50,7 @@ def readings(bound: BoundPlan, num_steps: int) -> list[tuple[int, Extent]]:
 
 @pytest.mark.parametrize("weights", [{"a": 1.0}, {"a": 0.75, "b": 0.25}], ids=["one", "two"])
 @pytest.mark.parametrize("name", ["sequential", "bounded"])
-def test_they_are_those_of_the_steps_to_come(
-    catalog: Catalog, name: str, weights: dict[str, float]
-) -> None:
+def test_they_are_those_of_the_steps_to_come(catalog: Catalog, name: str, weights: dict[str, float]) -> None:
     """Within a group, which is read at random; farther ones are farther, which is what matters."""
     bounded = {"shuffle": {"block_windows": BLOCK, "group_blocks": GROUP}}
     bound = bind(catalog, bounded if name == "bounded" else name, weights)
