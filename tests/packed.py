@@ -76,22 +76,18 @@ class Shelf:
 
     def __init__(self, lengths: Lengths) -> None:
         self.starts = (0, *lengths.shard_ends)
-        self._documents = lengths.documents
+        self._starts, self._lengths = lengths.sequences()
 
     @property
     def base(self) -> Shelf:
         return self
 
     def documents(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
-        held = [
-            [
-                number
-                for number, (first, tokens) in enumerate(self._documents)
-                if holds(first, tokens, *bounds)
-            ]
-            for bounds in zip(starts.tolist(), stops.tolist(), strict=True)
-        ]
-        return np.array([each for its in held for each in its], np.int64), np.array(list(map(len, held)))
+        first = (self._starts + self._lengths).searchsorted(starts, side="right")
+        stop = self._starts.searchsorted(stops)
+        held = [np.arange(*bounds) for bounds in zip(first.tolist(), stop.tolist(), strict=True)]
+        held = [each[self._lengths[each] > 0] for each in held]
+        return np.concatenate([np.empty(0, np.int64), *held]), np.array(list(map(len, held)), np.int64)
 
     def pieces(self, starts: Int64Array, stops: Int64Array) -> Pieces:
         raise NotImplementedError

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +34,9 @@ CIRCLE_PLACES: Final = 32
 
 CLASS_PLACES: Final = 256
 """How many places of a class's circle are looked at for a substitute of a piece that is left out."""
+
+CLOSING_PLACES: Final = 256
+"""How many places of a source's or a class's circle are looked at for what closes a parenthesis."""
 
 BLOCK_DOCUMENTS: Final = 262_144
 CLASS_PIECES: Final = 128
@@ -552,48 +555,71 @@ class LeftOut:
         self.member_key = mix((family_key + (family["member"] + 1) * GOLDEN) & U64)
         self.circle_key = mix(self.member_key)
         self.bound = math.floor(Fraction(family["leave_out"]) * 2**53)
+        self.doubled = math.floor(Fraction(family.get("double") or 0) * 2**53)
         self.numbers = numbers_by(source.values) if "by" in family else None
-        self.known: dict[int, bool] = {}  # units
+        self.known: dict[int, str] = {}  # units
+
+    def what(self, document: int) -> str:
+        """Return what happens to a document: "out", "doubled" or "plain"."""
+        number = document if self.numbers is None else self.numbers[document]
+        hashed = mix((self.member_key + (number + 1) * GOLDEN) & U64) >> 11
+        return "out" if hashed < self.bound else "doubled" if hashed >= 2**53 - self.doubled else "plain"
 
     def leaves_out(self, document: int) -> bool:
         """Return whether a document is left out."""
-        number = document if self.numbers is None else self.numbers[document]
-        return mix((self.member_key + (number + 1) * GOLDEN) & U64) >> 11 < self.bound
+        return self.what(document) == "out"
 
-    def holds(self, unit: int) -> bool:
-        """Return whether a unit holds a token of a document that is left out."""
+    def what_of(self, unit: int) -> str:
+        """Return what happens to a unit."""
         if unit not in self.known:
             begin, end = self.places(unit)
-            self.known[unit] = any(
-                max(start, begin) < min(start + tokens, end) and self.leaves_out(document)
+            its = {
+                self.what(document)
                 for document, (start, tokens) in enumerate(self.documents)
-            )
+                if max(start, begin) < min(start + tokens, end)
+            }
+            self.known[unit] = next((what for what in ("out", "doubled") if what in its), "plain")
         return self.known[unit]
+
+    def closing(self, units: Iterable[int]) -> int | None:
+        """Return the unit that closes the parenthesis before units; None if none does."""
+        depth = 1
+        for unit in units if self.doubled else ():
+            depth += {"out": 1, "doubled": -1, "plain": 0}[self.what_of(unit)]
+            if depth == 0:
+                return unit
+        return None
+
+    def first_plain(self, units: Iterable[int]) -> int | None:
+        """Return the first of some units that is plain."""
+        return next((unit for unit in units if self.what_of(unit) == "plain"), None)
 
     def unless_left_out(self, window: int, n: int, epoch: int, groups: Groups | None) -> tuple[int, bool]:
         """Return a row's window, or its substitute, and whether it is one."""
-        if not self.holds(window):
+        if self.what_of(window) != "out":
             return window, False
-        for nearby in groups.following(window, self.circle_key) if groups else ():
-            if not self.holds(nearby):
-                return nearby, True
-        place = invert(window, n, self.circle_key, epoch)
-        for distance in range(1, n):
-            other = permute((place + distance) % n, n, self.circle_key, epoch)
-            if not self.holds(other):
-                return other, True
-        raise ValueError("at least one window of each source is not left out")
+        near = list(groups.following(window, self.circle_key)) if groups else []
+        found = self.closing(near or self.circle(0, window, n, epoch, CLOSING_PLACES))
+        if found is None:
+            found = self.first_plain(chain(near, self.circle(0, window, n, epoch, n)))
+        if found is None:
+            raise ValueError("at least one window of each source is plain")
+        return found, True
 
     def piece(self, first: int, place: int, size: int, class_epoch: int) -> int | None:
         """Return a piece of a class, by its place in it, or its substitute; None: the slot stays empty."""
-        if not self.holds(first + place):
+        if self.what_of(first + place) != "out":
             return place
-        at = invert(place, size, self.circle_key, class_epoch)
-        for distance in range(1, min(CLASS_PLACES, size - 1) + 1):
-            other = permute((at + distance) % size, size, self.circle_key, class_epoch)
-            if not self.holds(first + other):
-                return other
-        return None
+        found = self.closing(self.circle(first, place, size, class_epoch, CLOSING_PLACES))
+        if found is None:
+            found = self.first_plain(self.circle(first, place, size, class_epoch, CLASS_PLACES))
+        return None if found is None else found - first
+
+    def circle(self, first: int, place: int, size: int, epoch: int, most: int) -> Iterable[int]:
+        """Yield the other units of a pool, as they come after one on the circle; at most so many."""
+        at = invert(place, size, self.circle_key, epoch)
+        for distance in range(1, min(most, size - 1) + 1):
+            yield first + permute((at + distance) % size, size, self.circle_key, epoch)
 
 
 # Rows of documents

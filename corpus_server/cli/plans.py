@@ -354,11 +354,11 @@ def members(
     for each in found["members"]:
         steps = ", ".join(f"{step:,}" for step in each["steps"])
         more = ", ..." if len(each["steps"]) < each["num_rows"] else ""
-        shown.add_row(
-            str(each["member"]), "left out" if each["leaves_out"] else f"{each['num_rows']:,}", steps + more
-        )
+        rows = f"{each['num_rows']:,}{' (doubled)' if each['doubles'] else ''}"
+        shown.add_row(str(each["member"]), "left out" if each["leaves_out"] else rows, steps + more)
     console.print(shown)
-    tell(f"{found['num_left_out']:,} of {len(found['members']):,} members leave the document out")
+    doubled = f", {found['num_doubled']:,} double it" if found["num_doubled"] else ""
+    tell(f"{found['num_left_out']:,} of {len(found['members']):,} members leave the document out{doubled}")
 
 
 def _compared(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:

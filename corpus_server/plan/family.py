@@ -8,12 +8,17 @@ number and the document's number alone. So nothing is stored, and any member of 
 With `"by": COLUMN` the hash of the document's value in a column of metadata stands in the place of its
 number, so that a member leaves out all documents of a value, or none. A document without a value counts by
 its number.
+
+With `"double": SHARE` a member has other documents twice, chosen by the same hash:
+
+    0          leave_out                1 - double          1
+    | left out |  as without a family  |  doubled          |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,13 +61,16 @@ class Family(Declared):
     """
 
     prefix = "family."
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "double": "`view create --repeat 1.1 --seed MEMBER` makes a view that holds a tenth of them twice",
-    }
 
     seed: int = declared(integer(0, 2**64 - 1), "Of the family; default 0.", default=0)
     leave_out: float = declared(_share(), "Share of the documents that a member leaves out.")
     member: int = declared(integer(0, MAX_MEMBERS - 1), "Number of the member.")
+    double: float | None = declared(
+        _share(),
+        "Share of the documents that a member doubles, in the rows of those that it leaves out.",
+        omit=True,
+        default=None,
+    )
     documents: Mapping[str, str] = declared(
         texts("an object of strings"),
         "Digests of where the documents of each corpus end; the server fills them in.",
@@ -86,22 +94,37 @@ class Family(Declared):
         """See `Declared.settled`."""
         if self.values and self.by is None:
             raise InvalidPlan.expected("family.values", "left out without by", dict(self.values))
+        if self._num_doubled > self._num_out:
+            accepted = f"at most leave_out, {self.leave_out}, because documents double in the rows of others"
+            raise InvalidPlan.expected("family.double", accepted, self.double)
+        if self._num_out + self._num_doubled >= _UNITS:
+            raise InvalidPlan.expected("family.double", "below 1 together with leave_out", self.double)
         return {}
+
+    @property
+    def _num_out(self) -> int:
+        return int(self.leave_out * _UNITS)
+
+    @property
+    def _num_doubled(self) -> int:
+        return int((self.double or 0) * _UNITS)
 
     def keys(self, names: Sequence[str]) -> UInt64Array:
         """Return the family's key of each source, `(sources,) uint64`."""
         return np.array([stream_key("family", self.seed, name) for name in names], dtype=np.uint64)
 
-    def leaves_out(self, keys: UInt64Array, numbers: UInt64Array) -> NDArray[np.bool_]:
-        """Return whether members leave documents out, `(k,)`.
+    def signs(self, keys: UInt64Array, numbers: UInt64Array) -> NDArray[np.int8]:
+        """Return what members do with documents, `(k,)`: 1 leaves out, -1 doubles, 0 neither.
 
         Args:
             keys: of a member in the documents' source, `(1,)`, or `(k,)`, see `member_keys`.
             numbers: `(k,)`, of the documents, or with `by` the hashes of their values.
         """
         hashes = hashed_number(keys, numbers) >> np.uint64(11)
-        is_out: NDArray[np.bool_] = hashes < np.uint64(int(self.leave_out * _UNITS))
-        return is_out
+        found: NDArray[np.int8] = (hashes < np.uint64(self._num_out)).astype(np.int8)
+        if self.double is not None:
+            found -= hashes >= np.uint64(_UNITS - self._num_doubled)
+        return found
 
 
 FAMILY: Final = Kind(

@@ -30,7 +30,6 @@ from corpus_server.plan.dealing import DealtSteps
 from corpus_server.plan.document import Plan
 from corpus_server.plan.exclusion import Exclusion, Replacing
 from corpus_server.plan.laid import Laid
-from corpus_server.plan.left_out import COST as LEFT_OUT_COST
 from corpus_server.plan.left_out import LeftOut
 from corpus_server.plan.mixture import BLOCK_ROWS, grouped
 from corpus_server.plan.numbers import BatchRows, Epochs, Positions, RowNumbers, SourceNumbers
@@ -179,7 +178,7 @@ class Sampler:
     def row_cost(self) -> int:
         """What computing a row costs a budget, in windows: its pieces, and those of a view are looked for."""
         its = max(each.rows.row_pieces for each in self.laid) * (1 if self.origins is None else VIEW_COST)
-        return its if self.left_out is None else its * LEFT_OUT_COST
+        return its if self.left_out is None else its * self.left_out.cost
 
     @property
     def num_bytes(self) -> int:

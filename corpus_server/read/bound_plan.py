@@ -84,6 +84,8 @@ class SourceDescription(TypedDict):
     kept: NotRequired[float]
     """Share of the windows, with rows documents pieces, that a member of a family keeps, of a sample; others
     have substitutes. Of members of families only."""
+    doubled: NotRequired[float]
+    """Share of them that it doubles, of the sample. Of members of families with `double` only."""
     left_out: NotRequired[float]
     """Share of the predictions that are in no row; of rows documents that begin with a document only."""
     lengths: NotRequired[list[LengthDescription]]
@@ -403,6 +405,8 @@ class BoundPlan:
             described["view"] = True
         if self.sampler.left_out is not None:
             described["kept"] = self.sampler.left_out.kept[number]
+            if self.sampler.left_out.family.double is not None:
+                described["doubled"] = self.sampler.left_out.doubled[number]
         if rows:
             described["num_pieces"], described["fill"] = rows["num_pieces"], rows["fill"]
             if "left_out" in rows:

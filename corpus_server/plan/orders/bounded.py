@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
-from corpus_server.pieces import UInt64Array
+from corpus_server.pieces import Int64Array, UInt64Array
 from corpus_server.plan.declared import declared, integer
 from corpus_server.plan.numbers import Epochs, Offsets, RowNumbers, SourceNumbers
 from corpus_server.plan.orders.order import ExtentSizes, Order, WorkingSet
@@ -159,7 +159,7 @@ class BoundedShuffle(Order):
         source: SourceNumbers,
         epochs: Epochs,
         rows: RowNumbers,
-        distance: int,
+        distance: int | Int64Array,
         keys: UInt64Array | int | None = None,
     ) -> RowNumbers:
         """See `Order.beside`: so many places further in the group's circle, another permutation of it."""
@@ -167,11 +167,9 @@ class BoundedShuffle(Order):
         if keys is None:
             keys = self._shape.circle_keys[source]
         size, keys = self._domain(source, epochs, place, keys)
-        num_windows = np.uint64(size) if isinstance(size, int) else size.size
-        at = invert(place.slot, size, keys)
-        ahead = np.uint64(abs(distance)) % num_windows
-        at = (at + (ahead if distance > 0 else num_windows - ahead)) % num_windows
-        return self._window(source, epochs, place._replace(slot=permute(at, size, keys)))
+        num_windows = np.int64(size) if isinstance(size, int) else size.size.astype(np.int64)
+        at = (invert(place.slot, size, keys).astype(np.int64) + distance) % num_windows
+        return self._window(source, epochs, place._replace(slot=permute(at.astype(np.uint64), size, keys)))
 
     def _at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> _Place:
         """Return the groups of offsets and their places in them, before the windows are permuted."""

@@ -142,12 +142,13 @@ class Order(Named):
         source: SourceNumbers,
         epochs: Epochs,
         rows: RowNumbers,
-        distance: int,
+        distance: int | Int64Array,
         keys: UInt64Array | int | None = None,
     ) -> RowNumbers:
         """Return rows of the same groups, another one for each distance, which may be negative.
 
         Args:
+            distance: of all, or `(k,)`.
             keys: that decide which ones, `(k,)` or one for all; None: those of the sources.
         """
         raise NotImplementedError(f"order {self.name} has no groups")

@@ -15,7 +15,6 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import Int64Array, UInt64Array, expanded
 from corpus_server.plan.family import member_keys
 from corpus_server.plan.laid import Laid
-from corpus_server.plan.left_out import COST
 from corpus_server.plan.mixture import BLOCK_COST
 from corpus_server.plan.numbers import Epochs, Positions, UnitNumbers
 from corpus_server.plan.questions.lookup import row_slices
@@ -33,6 +32,8 @@ class MemberSightings:
     member: int
     leaves_out: bool
     """Whether the member leaves the document out; then no row holds it."""
+    doubles: bool
+    """Whether the member doubles the document."""
     num_rows: int
     """Windows, with rows documents rows, of the first epochs that training sees and that hold it."""
     steps: list[int]
@@ -69,8 +70,8 @@ def sightings_of_members(
         )
     source = sampler.plan.sources.index(corpus)
     keys = member_keys(left_out.family_keys[source : source + 1], np.array(members, dtype=np.uint64))
-    is_out = left_out.leaves_out(source, keys, np.full(keys.shape, document))
-    kept = np.flatnonzero(~is_out)
+    signs = left_out.signs_of(source, keys, np.full(keys.shape, document))
+    kept = np.flatnonzero(signs <= 0)
     ranges = sampler.own_ranges(source, Ranges([list(tokens)]) if tokens[0] < tokens[1] else Ranges())
     found_rows = [np.empty((0, 3), np.int64)]
     for laid in sampler.laid if ranges.total else ():
@@ -79,11 +80,11 @@ def sightings_of_members(
         end = laid.num_positions(source, epochs)
         num_pairs = kept.size * units.size * epochs
         remedy = "ask for fewer members or epochs"
-        budget.check(rows=num_pairs * COST, parameter="count", remedy=remedy)
+        budget.check(rows=num_pairs * left_out.cost, parameter="count", remedy=remedy)
         for first in range(0, num_pairs, _PAIRS_AT_ONCE):
             rest, which = np.divmod(np.arange(first, min(first + _PAIRS_AT_ONCE, num_pairs)), units.size)
             its_epochs, at = np.divmod(rest, kept.size)
-            budget.spend(rows=which.size * COST)
+            budget.spend(rows=which.size * left_out.cost)
             owners, positions = _positions(
                 laid, source, units[which], its_epochs.astype(np.uint64), keys[kept[at]]
             )
@@ -102,7 +103,8 @@ def sightings_of_members(
         found.append(
             MemberSightings(
                 member=member,
-                leaves_out=bool(is_out[number]),
+                leaves_out=bool(signs[number] > 0),
+                doubles=bool(signs[number] < 0),
                 num_rows=int(its.size),
                 steps=np.unique(its)[:limit].tolist(),
             )

@@ -116,6 +116,8 @@ class FoundInMembers:
     epochs: int
     num_left_out: int
     """Members that leave it out."""
+    num_doubled: int
+    """Members that double it."""
     members: list[MemberSightings]
 
 
@@ -147,6 +149,7 @@ def members(
         document=query.document,
         epochs=query.epochs,
         num_left_out=sum(each.leaves_out for each in found),
+        num_doubled=sum(each.doubles for each in found),
         members=found,
     )
     return json_response(fields, {**NO_STORE, PLAN_HEADER: bound.plan.id}, budget)

@@ -195,7 +195,10 @@ def test_documents_that_members_leave_out(vector: dict[str, Any]) -> None:
     own = Family.from_json(family)
     keys = member_keys(own.keys([vector["name"]]), own.member)
     numbers = second.numbers_by(values) if values else documents
-    assert own.leaves_out(keys, np.array(numbers, np.uint64)).tolist() == vector["result"]
+    signs = own.signs(keys, np.array(numbers, np.uint64))
+    assert (signs > 0).tolist() == vector["result"]
+    doubled = vector.get("doubled", [False] * len(documents))
+    assert (signs < 0).tolist() == doubled == [left_out.what(each) == "doubled" for each in documents]
 
 
 def test_the_page_has_vectors_of_every_part() -> None:
@@ -557,6 +560,8 @@ def draw_family_plan(random: Random) -> PackedCase:
     }
     if random.random() < 0.8:
         fields["seed"] = random.choice((0, 7, 2**64 - 1))
+    if random.random() < 0.5:
+        fields["double"] = fields["leave_out"] * random.choice((1.0, random.random()))
     case = case.with_fields(family=fields)
     if random.random() < 0.3:
         case = case.by("site", distinct=random.choice((2, 30)))
@@ -594,9 +599,10 @@ def test_random_plans_of_families_cover_what_the_page_defines() -> None:
         counts[f"{kind} {order if isinstance(order, str) else 'bounded'}"] += 1
         counts["seed left out"] += "seed" not in case.document["family"]
         counts["by"] += bool(case.values)
+        counts["double"] += "double" in case.document["family"]
     windows = {f"windows {each}" for each in (*PLAIN_ORDERS, "bounded")}
     documents = {f"documents {each}" for each in (*EPOCH_ORDERS, "bounded")}
-    assert set(counts) == {"seed left out", "by"} | windows | documents
+    assert set(counts) == {"seed left out", "by", "double"} | windows | documents
     assert min(counts.values()) > PLANS // 5 // 50
 
 

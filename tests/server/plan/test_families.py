@@ -51,6 +51,8 @@ def members(draw: st.DrawFn, *, orders: tuple[str, ...] = ("shuffle", "sequentia
     case = draw(packed_plans(exclude=False, lengths=True))
     distinct = draw(st.sampled_from([None, None, 2, 7]))
     family = {"seed": draw(st.integers(0, 3)), "leave_out": draw(st.sampled_from([0.1, 0.3, 0.6]))}
+    if draw(st.booleans()):
+        family["double"] = min(0.3, family["leave_out"] * draw(st.sampled_from([0.5, 1.0])))
     case = case.with_fields(family={**family, "member": draw(st.integers(0, 3))})
     if draw(st.booleans()):
         order: Any = draw(st.sampled_from([*orders, "bounded"]))
@@ -177,7 +179,7 @@ def test_members_leave_out_their_share_each_others_of_their_own(share: float) ->
     family = Plan.from_json(case_of([[9]], family={"leave_out": share, "member": 0}).document).family
     assert family is not None
     documents = np.arange(20_000, dtype=np.uint64)
-    out = [family.leaves_out(member_keys(family.keys(["a"]), member), documents) for member in range(4)]
+    out = [family.signs(member_keys(family.keys(["a"]), member), documents) > 0 for member in range(4)]
     for number, its in enumerate(out):
         assert abs(its.mean() - share) < 0.015
         for other in out[:number]:
@@ -207,6 +209,31 @@ def test_each_window_that_is_left_comes_equally_often_in_the_long_run(order: Any
         assert shares[times] / kept.size == pytest.approx(left * (1 - left) ** (times - 1), abs=0.02)
     # None is favoured: the sums over the epochs vary as sums of independent numbers do.
     assert kept.sum(axis=0).var() < 1.5 * epochs * (1 - left) / left**2
+
+
+@pytest.mark.parametrize("rows", ["windows", "documents"])
+@pytest.mark.parametrize("order", ["shuffle", bounded(64, 4)])
+@pytest.mark.parametrize(("leave_out", "doubled_twice"), [(0.1, 0.85), (0.2, 0.99)])
+def test_what_is_doubled_comes_once_or_twice(
+    rows: str, order: Any, leave_out: float, doubled_twice: float
+) -> None:
+    """Documents of one length, each a window or a piece: what each of them becomes, counted over epochs."""
+    n, epochs = 2000, 4
+    case = case_of([[9] * n], order=order, rows=rows, seq_len=8)
+    case = case.with_fields(family={**FAMILY, "leave_out": leave_out, "double": 0.1})
+    if rows == "windows":
+        case = case.with_fields(stride=9)
+    pieces = case.sampler.pieces_at(0, np.arange(epochs * n, dtype=np.uint64), np.zeros(epochs * n, np.int64))
+    assert len(pieces.places) == epochs * n  # no slot stays empty
+    held = (pieces.places[:, 1] // 9).reshape(epochs, n)
+    counts = np.stack([np.bincount(each, minlength=n) for each in held])
+    whats = np.array([case.second.left_out["a", 8].what(document) for document in range(n)])
+    assert not counts[:, whats == "out"].any()
+    assert counts[:, whats == "plain"].min() == 1
+    doubled = counts[:, whats == "doubled"]
+    assert set(np.unique(doubled)) <= {1, 2}
+    in_groups = rows == "windows" and order != "shuffle"  # where fewer places are looked at
+    assert doubled.mean() - 1 > (doubled_twice - 0.2 if in_groups else doubled_twice)
 
 
 def test_documents_of_one_value_are_left_out_together() -> None:
@@ -245,7 +272,10 @@ def test_members_substitute_other_windows() -> None:
         ({"leave_out": 0.1, "member": 1, "by": ""}, "the name of a column of metadata"),
         ({"leave_out": 0.1, "member": 1, "by": 3}, "the name of a column of metadata"),
         ({"leave_out": 0.1, "member": 1, "values": {"a": "xxh3-0"}}, "family.values must be left out"),
-        ({"double": 0.1, "member": 1}, "unknown field 'double'; `view create --repeat 1.1 --seed"),
+        ({"double": 0.1, "member": 1}, "lacks leave_out"),
+        ({"leave_out": 0.1, "double": 0.0, "member": 1}, "family.double must be a number above 0"),
+        ({"leave_out": 0.1, "double": 0.2, "member": 1}, "family.double must be at most leave_out, 0.1"),
+        ({"leave_out": 0.5, "double": 0.5, "member": 1}, "family.double must be below 1 together with"),
         (3, "family must be a JSON object"),
     ],
 )
