@@ -61,8 +61,8 @@ class CorpusLoader(PlanLoader[Batch]):
             from the files themselves; it ends with the last.
         corpus, seq_len, global_batch_size, seed, order, rows: the plan, which the server's documentation
             explains; seq_len is in tokens, global_batch_size in rows over all ranks.
-        family: the documents that the run leaves out, as one of many runs:
-            `{"seed": 7, "leave_out": 0.1, "member": 3}`.
+        family: the documents that the run leaves out, and has twice, as one of many runs:
+            `{"seed": 7, "leave_out": 0.15, "double": 0.1, "member": 3}`.
         epochs, tokens: instead of `corpus`, how often the run sees each one, `{"web": 1, "code": 2}`, or how
             many tokens of it. The run ends when they are over. The plan in a state does not say where: with
             `plan=` give `num_steps`.

@@ -44,7 +44,7 @@ from corpus_server.plan.permutation import Grid, invert, is_one, permute, round_
 from corpus_server.plan.rows.rows import Rows
 
 MATCH_PLACES: Final = 256
-"""Places of a circle. Where a tenth is left out and a tenth doubled, nine of ten parentheses close within
+"""Places of a circle. Where a tenth is left out and a tenth doubled, 89 % of the parentheses close within
 them."""
 
 _COST: Final = 16

@@ -99,8 +99,8 @@ def make_plan(
             `{"megatron": {"num_samples": 1000000}}`.
         rows: `windows`, or rows that join whole documents: `documents`, or with a parameter
             `{"documents": {"block_documents": 65536, "balance_ranks": True}}`.
-        family: the documents that the run leaves out, as one of many runs:
-            `{"seed": 7, "leave_out": 0.1, "member": 3}`.
+        family: the documents that the run leaves out, and has twice, as one of many runs:
+            `{"seed": 7, "leave_out": 0.15, "double": 0.1, "member": 3}`.
         tokenizers: `differ`, if corpora of different tokenizers are meant; a server refuses them otherwise.
         stride: tokens from the start of a window to the next one's; default: `seq_len`.
 

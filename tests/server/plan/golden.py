@@ -72,11 +72,13 @@ def families() -> Iterator[tuple[str, Document, Lengths, list[int]]]:
                 stage(size=12, mixture={"web": 2, "code": 1}),
                 stage(30, size=20, mixture={"code": 1, "web": 1}),
             ]
-            for leave_out, member in ((0.1, 0), (0.5, 65_535)):
+            for leave_out, member, double in ((0.1, 0, None), (0.5, 65_535, None), (0.3, 5, 0.2)):
                 family = {"seed": 7, "leave_out": leave_out, "member": member}
+                family |= {} if double is None else {"double": double}
                 fields = {"order": order, "rows": rows, "seed": 42, "seq_len": 7, "family": family}
                 yield (
-                    f"family, {rows}, {order}, leave out {leave_out}",
+                    f"family, {rows}, {order}, leave out {leave_out}"
+                    + ("" if double is None else f", double {double}"),
                     plan(stages, **fields),
                     DOCUMENTS,
                     steps,

@@ -80,12 +80,16 @@ def sightings(server: RunningServer, plan: str, document: int, **query: Any) -> 
 @pytest.mark.parametrize("corpus", ["web", "twice"])
 @pytest.mark.parametrize("rows", ["windows", "documents"])
 @pytest.mark.parametrize("order", ["shuffle", {"shuffle": {"block_windows": 32, "group_blocks": 4}}])
-@pytest.mark.parametrize("by", [{}, {"by": "site"}], ids=["documents", "sites"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"leave_out": 0.2, "double": 0.2}, {"leave_out": 0.2, "double": 0.1, "by": "site"}],
+    ids=["documents", "doubled", "sites"],
+)
 def test_what_members_see_is_what_their_batches_hold(
-    server: RunningServer, corpus: str, rows: str, order: Any, by: dict[str, str]
+    server: RunningServer, corpus: str, rows: str, order: Any, fields: dict[str, Any]
 ) -> None:
     plans = {
-        member: posted(server, corpus, rows=rows, order=order, family={**FAMILY, **by, "member": member})[
+        member: posted(server, corpus, rows=rows, order=order, family={**FAMILY, **fields, "member": member})[
             "id"
         ]
         for member in range(4)
@@ -119,6 +123,29 @@ def test_the_document_has_the_family_and_digests(server: RunningServer) -> None:
     assert plan["stages"][0]["excluded_windows"] == {}
     other = posted(server, family={**FAMILY, "member": 4})
     assert other["id"] != plan["id"]
+
+
+def test_a_doubled_document_is_seen_more_often(server: RunningServer) -> None:
+    """Documents of one piece: those that are doubled come once or twice an epoch, others once or more."""
+    family = {**FAMILY, "leave_out": 0.3, "double": 0.2}
+    plan = posted(server, rows="documents", family=family)
+    described = plan["sources"]["web"]
+    assert described["doubled"] == pytest.approx(0.2, abs=0.06)
+    assert described["kept"] == pytest.approx(0.7, abs=0.07)
+    times = []
+    for number in [n for n, length in enumerate(LENGTHS) if 4 < length <= SEQ_LEN][:40]:
+        found = sightings(server, plan["id"], number, count=10)
+        assert found["num_doubled"] == sum(each["doubles"] for each in found["members"])
+        for each in found["members"]:
+            assert not (each["leaves_out"] and each["doubles"])
+            if each["doubles"]:
+                times.append(each["num_rows"])
+    assert set(times) == {1, 2}
+    assert np.mean(times) > 1.6
+    asked = ["plans", "members", plan["id"], str(number), server.url, "--count", "10"]
+    said = run_here(*asked)
+    assert f"{found['num_doubled']} double it" in said.stderr
+    assert "(doubled)" in said.stdout
 
 
 def test_other_documents_are_refused(server: RunningServer) -> None:
