@@ -260,6 +260,22 @@ class Timeline:
         """Return the positions of all sources at a plan step, and their rows before it: `(2, sources)`."""
         return self.stage_at(plan_step).given_at(np.array([plan_step], dtype=np.uint64))
 
+    def given_in(self, placed: PlacedStage, plan_steps: PlanSteps, seq_len: int) -> UInt64Array:
+        """Return what all sources have given in stages of one `seq_len` before plan steps of a stage.
+
+        `(sources,)`: positions, summed over the steps modulo 2^64, see `PlacedStage.given_at`.
+        """
+        seq_lens = self.seq_lens[: placed.number]
+        is_its = np.concatenate(([False], seq_lens == seq_len, [False]))
+        # Neighbours of one length are looked up together: a chain may have 100,000 stages.
+        begins, stops = np.flatnonzero(is_its[1:] != is_its[:-1]).reshape(-1, 2).T
+        positions = self._log.positions[:, : len(self._numbers)]
+        before = (positions[stops] - positions[begins]).sum(axis=0, dtype=np.uint64)
+        given: UInt64Array = before * np.uint64(plan_steps.size)
+        if placed.seq_len == seq_len:
+            given += placed.given_at(plan_steps)[0] - placed.positions * np.uint64(plan_steps.size)
+        return given
+
     def begins(self, source: int) -> Positions:
         """Return a source's position at the beginning of each stage: `(stages,) uint64`, ascending."""
         return self._log.positions[: self._num_stages, source]

@@ -25,6 +25,7 @@ from tests.conftest import ServedCorpus
 from tests.contract.conftest import make_loader
 from tests.corpora import some_tokens, write_raw
 from tests.layers import loaded_by_command
+from tests.metadata import write_metadata
 from tests.reference import batch
 from tests.serving import RunningServer, run_here
 
@@ -559,18 +560,25 @@ KINDS: dict[str, dict[str, Any]] = {
     "rows of documents": {"rows": "documents"},
     "rows that begin with a document": {"rows": {"documents": {"begin": True}}},
     "a member of a family": {"family": {"member": 3, "leave_out": 0.25}},
+    "a member by a column": {
+        "rows": "documents",
+        "family": {"member": 3, "leave_out": 0.25, "double": 0.2, "by": "site"},
+    },
 }
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "continued"])
 def test_a_bill_of_each_kind_of_plan_is_of_what_is_served(tmp_path: Path, kind: str) -> None:
     """Root, rows and tokens against the batches of each step; by path, and by a proof."""
-    paths = {}
+    paths, files = {}, {}
     for seed, name in enumerate(("web", "code")):
         tokens = some_tokens(4000, seed=seed) % 500 + 1
         tokens[19::37] = 0
-        paths[name] = write_raw(tmp_path / f"{name}.bin", tokens)
+        paths[name] = tmp_path / name
+        paths[name].mkdir()
+        files[name] = write_raw(paths[name] / "0.bin", tokens)
         make_index(CorpusSpec.parse(f"{paths[name]},eot=0,eot_at=last"))
+        write_metadata(paths[name] / "documents", {"site": [f"{n % 20}.org" for n in range(109)]})
     stage = {"from_step": 0, "global_batch_size": 6, "mixture": {"web": 2, "code": 1}}
     document = {"seq_len": 32, "seed": 3, "stages": [stage], **KINDS.get(kind, {})}
     with RunningServer(
@@ -604,7 +612,18 @@ def test_a_bill_of_each_kind_of_plan_is_of_what_is_served(tmp_path: Path, kind: 
     assert sum(source["used"]["rows"] for source in told["sources"].values()) == num_rows
     done = run("verify-bill", bill, *(f"{name}={path},eot=0,eot_at=last" for name, path in paths.items()))
     assert done.exit_code == 0, done.output
-    changed = np.fromfile(paths["code"], np.uint16) + np.uint16(1)
-    paths["code"].write_bytes(changed.tobytes())
+    if "by" in document.get("family", {}):
+        sites = [f"{n % 19}.org" for n in range(109)]
+        write_metadata(paths["code"] / "documents", {"site": sites})
+        done = run("verify-bill", bill, *(f"{name}={path},eot=0,eot_at=last" for name, path in paths.items()))
+        assert (
+            done.exit_code,
+            "the values of column 'site' are others" in " ".join(done.stderr.split()),
+        ) == (
+            2,
+            True,
+        ), done.output
+    changed = np.fromfile(files["code"], np.uint16) + np.uint16(1)
+    files["code"].write_bytes(changed.tobytes())
     done = run("verify-bill", bill, *(f"{name}={path},eot=0,eot_at=last" for name, path in paths.items()))
     assert done.exit_code != 0

@@ -168,10 +168,16 @@ def test_the_difference_of_two_members_is_that_of_their_rows(case: PackedCase, m
     assert fields == (["family.member"] if member != case.document["family"]["member"] else [])
 
 
-def test_usage_is_that_of_the_plan_without_a_family() -> None:
-    case = case_of([some_lengths(200)])
-    used = [count_usage(each.sampler, 0, 20, Budget()) for each in (case, without_family(case))]
+@settings(deadline=None, max_examples=30)
+@given(members())
+def test_usage_is_that_of_the_plan_without_a_family(case: PackedCase) -> None:
+    """And what one counts in the rows of the member: what comes instead is of the same source."""
+    used = [count_usage(each.sampler, 0, STEPS, Budget()) for each in (case, without_family(case))]
     assert used[0] == used[1]
+    plain = case.with_fields(skip_steps=[])
+    counted = Counter(held.source for held in plain.run(STEPS))
+    its = count_usage(plain.sampler, 0, STEPS, Budget()).sources
+    assert {name: each.rows for name, each in its.items() if each.rows} == counted
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

@@ -13,6 +13,7 @@ from corpus_server.errors import ResponseTooLarge
 from corpus_server.plan import Sampler
 from corpus_server.plan.questions.usage import Usage, count_usage
 from corpus_server.work import Budget, Limits
+from tests.packed import PackedCase, packed_plans
 from tests.plans import PLAIN_ORDERS, Case, small_plans
 from tests.reference import ReferencePlan
 
@@ -77,6 +78,31 @@ def test_usage_equals_counting_rows(case: Case, data: st.DataObject) -> None:
             assert each.epochs == (epochs if sampler.plan.order.has_epochs else None)
         rows_of_steps = sum(reference.global_batch_size(each) for each in range(begin, step))
         assert sum(each.rows for each in usage.sources.values()) == rows_of_steps
+
+
+@settings(deadline=None, max_examples=40)
+@given(packed_plans(lengths=True), st.data())
+def test_epochs_of_rows_of_several_lengths_are_those_of_each_length(
+    case: PackedCase, data: st.DataObject
+) -> None:
+    """A source whose rows of 8 were all seen once, and then half of those of 16, was seen 1.5 times."""
+    sampler = case.accepted().sampler
+    num_rows = {laid.seq_len: laid.rows.num_rows.tolist() for laid in sampler.laid}
+    whole = case.with_fields(skip_steps=[])
+    skipped = {step for first, stop in case.document.get("skip_steps", []) for step in range(first, stop)}
+    since = data.draw(st.integers(0, 12))
+    step = data.draw(st.integers(since, 16))
+    usage = usage_between(sampler, since, step)
+    begin = sampler.timeline.plan_step(since) if since else 0
+    end = usage.plan_step if step > since else begin
+    for name, own in (("sources", set(range(begin, end)) - skipped), ("skipped", skipped)):
+        expected = dict.fromkeys(sampler.plan.sources, 0.0)
+        for held in whole.run(end):
+            if held.plan_step in own and held.plan_step >= begin:
+                size = num_rows[whole.sampler.seq_len(held.plan_step)]
+                expected[held.source] += 1 / size[sampler.plan.sources.index(held.source)]
+        found = {source: each.epochs for source, each in getattr(usage, name).items()}
+        assert found == pytest.approx(expected)
 
 
 @settings(deadline=None, max_examples=30)
