@@ -30,7 +30,8 @@ class Pieces(NamedTuple):
     """Rows, each of one piece or more.
 
     Attributes:
-        places: `(p, 3) int64`: shard number, start token, tokens.
+        places: `(p, 3) int64`: shard number, start token, tokens. Where rows have many pieces each column is
+            consecutive in memory: what computes them works on columns, in half of the time.
         borders: `(k + 1,) int64`: the first piece of each of k rows; then p.
     """
 
@@ -69,7 +70,7 @@ class Pieces(NamedTuple):
         kept = counts > 0
         tokens = np.bincount(self.each_once(), weights=counts, minlength=self.num_rows)
         kept[self.borders[:-1]] |= tokens == 0
-        places = self.places.compress(kept, axis=0)
+        places = self.places.T.compress(kept, axis=1).T
         return Pieces(places, np.concatenate(([0], kept.cumsum()))[self.borders])
 
     def ended(self, length: int, token: NDArray[np.integer] | int) -> Pieces:
@@ -83,14 +84,14 @@ class Pieces(NamedTuple):
         missing = length - np.diff(num_tokens)
         short = np.flatnonzero(missing)
         ids = np.broadcast_to(np.asarray(token, dtype=np.int64), missing.shape)
-        ends = np.stack((np.full_like(short, NO_SHARD), ids[short], missing[short]), axis=1)
-        is_end = np.zeros(len(places) + short.size, dtype=np.int64)
-        is_end[borders[short + 1] + np.arange(short.size)] = 1
-        # The rows of both by one index: half of the time of `np.insert`.
-        num_ends, at = is_end.cumsum(), np.arange(is_end.size)
-        at = np.where(is_end, len(places) + num_ends - 1, at - num_ends)
-        ended = np.concatenate((places, ends)).take(at, axis=0)
-        return Pieces(ended, borders + np.concatenate(([0], (missing > 0).cumsum())))
+        num_ends = np.concatenate(([0], (missing != 0).cumsum()))
+        ended = np.empty((3, len(places) + short.size), dtype=np.int64)
+        ended[:, np.arange(len(places)) + np.repeat(num_ends[:-1], np.diff(borders))] = places.T
+        borders = borders + num_ends
+        ended[0, borders[short + 1] - 1] = NO_SHARD
+        ended[1, borders[short + 1] - 1] = ids[short]
+        ended[2, borders[short + 1] - 1] = missing[short]
+        return Pieces(ended.T, borders)
 
 
 def expanded(first: NDArray[np.integer], counts: NDArray[np.integer]) -> tuple[NDArray[np.intp], Int64Array]:
@@ -114,7 +115,9 @@ def at_or_below(ascending: NDArray[Any], numbers: NDArray[Any]) -> Int64Array:
     found, left = np.zeros(numbers.shape, dtype=np.int64), ascending.size
     while left > 1:
         half = left >> 1
-        found += (ascending.take(found + half) <= numbers) * np.int64(half)
+        step = (ascending[half:].take(found) <= numbers).astype(np.int64)
+        step *= half
+        found += step
         left -= half
     return found
 

@@ -164,11 +164,15 @@ def uniform(key: int | UInt64Array, counters: UInt64Array, bound: int | UInt64Ar
     """
     # Draws at or above the largest multiple of the bound would favour small values, so draw those again.
     bounds = np.broadcast_to(np.asarray(bound, dtype=np.uint64), counters.shape)
-    limits = np.uint64(_MASK) - (np.uint64(_MASK) % bounds + np.uint64(1)) % bounds
     state = hashed_number(key, counters)
     draws = mix64(state + np.uint64(_GOLDEN))
     attempt = 1
-    while (redraw := draws > limits).any():
+    # No limit lies further below 2^64 than the largest bound, and so hardly a draw is compared with its own.
+    least = _MASK - int(bounds.max(initial=1)) + 1
+    while (draws >= least).any():
+        limits = np.uint64(_MASK) - (np.uint64(_MASK) % bounds + np.uint64(1)) % bounds
+        if not (redraw := draws > limits).any():
+            break
         attempt += 1
         draws[redraw] = mix64(state[redraw] + np.uint64(attempt * _GOLDEN & _MASK))
     draws %= bounds
@@ -187,7 +191,7 @@ def _walk(one_pass: _Pass, values: UInt64Array, size: int | Grid, keys: UInt64Ar
     (outside,) = (cells >= grid.size).nonzero()
     while outside.size:
         its = grid.take(outside)
-        walked = one_pass(cells[outside], its, [key[outside] if key.ndim else key for key in rounds])
+        walked = one_pass(cells[outside], its, rounds if keys.shape[1] == 1 else list(keys[:, outside]))
         cells[outside] = walked
         outside = outside[walked >= its.size]
     return cells
@@ -197,9 +201,9 @@ def _forward(values: UInt64Array, grid: Grid, keys: Sequence[UInt64Array]) -> UI
     row, column = np.divmod(values, grid.width)
     for even, odd in zip(keys[0::2], keys[1::2], strict=True):
         row += _hash(column, even, grid)
-        row %= grid.height
+        _reduce(row, grid.height)
         column += _hash(row, odd, grid)
-        column %= grid.width
+        _reduce(column, grid.width)
     row *= grid.width
     row += column
     return row
@@ -215,6 +219,14 @@ def _backward(values: UInt64Array, grid: Grid, keys: Sequence[UInt64Array]) -> U
     row *= grid.width
     row += column
     return row
+
+
+def _reduce(values: UInt64Array, size: UInt64Array) -> None:
+    """Replace values by their remainders."""
+    if size.ndim:
+        values %= size
+    else:  # NumPy divides by one number with vector instructions, and takes remainders without
+        values -= values // size * size
 
 
 def _hash(values: UInt64Array, key: UInt64Array, grid: Grid) -> UInt64Array:

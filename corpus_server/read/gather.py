@@ -9,28 +9,30 @@ index over one strided view that begins at the lowest map:
 NumPy releases the GIL during that copy, for any number of windows and shards. The response is sent from
 the array that the copy made: a second copy, into a buffer of the server's own, would cost half as much again.
 
-Rows that join pieces are slices of the same memory, joined by `bytes.join`: at least twice as fast as every
-other way that was measured, but it holds the GIL. So one byte of each page is read first, by an index that
-releases it: a page that is not in memory is waited for there.
+Rows that join pieces are slices of memory, joined by `bytes.join`: faster than every other way that was
+measured, but it holds the GIL. So a byte of each page is read first, by an index that releases it: a page
+that is not in memory is waited for there. The ends of rows are slices, too, of memory that holds end-of-text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.pieces import NO_SHARD, Pieces
-from corpus_server.read.memory import READS, Mapped, Span, num_major_faults, strided, touch
+from corpus_server.read.memory import MEMORY, READS, Mapped, Span, num_major_faults, places_in, strided, touch
 from corpus_server.read.readahead import read_ahead
 from corpus_server.stores import Extent, Extents, check_unchanged, held
 
 # bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get
 # there. They are so large that copying them one by one costs nothing extra.
 _MAX_VIEW_BYTES = 2**63
+
+_NO_BOUND = 2**62  # tokens; of pieces in no shard
 
 _SAMPLE_WINDOWS = 16  # looked up in the page cache before all windows of a selection are prefetched
 
@@ -51,7 +53,6 @@ class Gatherer:
 
     Attributes:
         shards, spans: the shards, and the address ranges that they lie in.
-        memory: the bytes from the lowest map to the end of the highest one; never read between the maps.
         span_of_shard: `(num_shards,)`, the number of each shard's span.
         extents: of those shards that lie in object stores, if `is_staged`.
         cold: a copy waited for the disk, and the windows since were not found in the page cache.
@@ -65,7 +66,11 @@ class Gatherer:
         self.num_faults = 0
         self.extents = Extents(shards)
         self.is_staged = bool(self.extents)
-        self._num_tokens = np.array([shard.num_tokens for shard in shards], dtype=np.int64)
+        # The last of each stands for `NO_SHARD`, -1: pieces that lie in no shard, and so not outside it.
+        self._num_tokens = np.array([*(shard.num_tokens for shard in shards), _NO_BOUND], dtype=np.int64)
+        self._places = places_in(*(shard.address for shard in shards), 0)
+        self._itemsizes = np.array([*(shard.dtype.itemsize for shard in shards), 1], dtype=np.int64)
+        self._fills: dict[tuple[int, np.dtype[np.integer]], NDArray[np.integer]] = {}
         # A selection keeps a shard number for each window: one byte is enough up to 255 shards.
         self._shard_type = np.min_scalar_type(len(shards))
         # One view steps by whole tokens, so it reaches only shards of one type and one alignment.
@@ -85,11 +90,6 @@ class Gatherer:
             ],
             dtype=np.int64,
         )
-        self._itemsizes = np.array([span.dtype.itemsize for span in self.spans], dtype=np.int64)
-        mapped = [span for span in self.spans if span.end]
-        lowest = min((span.lowest for span in mapped), default=0)
-        self._span_bytes = np.array([max(0, span.lowest - lowest) for span in self.spans], dtype=np.int64)
-        self.memory = strided(lowest, max((span.end for span in mapped), default=0), np.dtype(np.uint8))
 
     def select(
         self,
@@ -106,55 +106,57 @@ class Gatherer:
             dtype: type of the result; must hold the tokens of the shards.
             extents: of the plan; None: those of the files.
         """
-        return _Windows(self, *self._places(locations, length), length, dtype, extents)
+        shards, starts = self._checked(locations, length)
+        numbers = self._first_token[shards] + starts
+        return _Windows(self, shards.astype(self._shard_type), numbers, length, dtype, extents)
 
     def select_rows(
         self, rows: Pieces, dtype: np.dtype[np.integer], extents: Extents | None = None
     ) -> Selection:
         """Return rows of pieces, as `select` returns windows; all have the same number of tokens."""
-        pieces, borders = rows
-        lengths = pieces[:, 2]
+        pieces = rows.places
         if len(pieces) == rows.num_rows and len(pieces) and pieces[:, 0].min() != NO_SHARD:
-            return self.select(pieces, int(lengths[0]), dtype, extents)
-        is_own = pieces[:, 0] != NO_SHARD
-        own, ends = pieces, None
-        if not is_own.all():
-            which = np.flatnonzero(~is_own)
-            _, tokens, counts = pieces[which].T
-            rows_of = borders.searchsorted(which, side="right") - 1
-            before = which - np.arange(which.size)
-            ends = _Ends(rows_of, before, self.end_token(tokens), counts)
-            # `compress` takes a fifth of the time of a mask as an index.
-            own, borders = pieces.compress(is_own, axis=0), np.concatenate(([0], is_own.cumsum()))[borders]
-        return _Joined(self, *self._places(own, own[:, 2]), own[:, 2], dtype, borders, ends, extents)
+            return self.select(pieces, int(pieces[0, 2]), dtype, extents)
+        shards, tokens = self._checked(pieces, pieces[:, 2])
+        itemsizes = self._itemsizes[shards]
+        starts, sizes = self._places[shards] + tokens * itemsizes, pieces[:, 2] * itemsizes
+        numbers, fills = shards.astype(self._shard_type), []
+        if (ends := np.flatnonzero(shards == NO_SHARD)).size:
+            counts, tokens = pieces[ends, 2], self.end_token(tokens[ends])
+            numbers[ends], sizes[ends] = len(self.shards), counts * dtype.itemsize
+            for token in np.unique(tokens).tolist():
+                here = tokens == token
+                fills.append(self._fill(token, dtype, int(counts[here].max())))
+                starts[ends[here]] = places_in(fills[-1].ctypes.data)
+        return _Joined(self, numbers, starts, sizes, dtype, rows, fills, extents)
 
     def end_token(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what stands in rows where no piece is, given the tokens there."""
         return tokens
 
-    def byte_ranges(
-        self, spans: NDArray[np.intp], numbers: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where numbers in spans lie in `memory`, and the bytes of so many tokens: `(k,)` each."""
-        itemsizes = self._itemsizes[spans]
-        return self._span_bytes[spans] + numbers * itemsizes, lengths * itemsizes
+    def _fill(self, token: int, dtype: np.dtype[np.integer], num_tokens: int) -> NDArray[np.integer]:
+        """Return memory that holds a token at least so many times: of rows' ends."""
+        fill = self._fills.get((token, dtype))
+        if fill is None or fill.size < num_tokens:
+            fill = self._fills[token, dtype] = np.full(1 << num_tokens.bit_length(), token, dtype)
+        return fill
 
-    def numbers_at(
-        self, spans: NDArray[np.intp], starts: NDArray[np.int64], sizes: NDArray[np.integer]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return numbers in spans and tokens of bytes in `memory`: the inverse of `byte_ranges`."""
-        itemsizes = self._itemsizes[spans]
-        return (starts - self._span_bytes[spans]) // itemsizes, sizes // itemsizes
+    def tokens_at(
+        self, shards: NDArray[np.integer], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return what lies at places in memory, `(k, 3)`: shard number, start token, tokens."""
+        itemsizes = self._itemsizes[shards]
+        return np.stack((shards, (starts - self._places[shards]) // itemsizes, sizes // itemsizes), axis=1)
 
-    def _places(
+    def _checked(
         self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int
-    ) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
-        """Return shard numbers and numbers in their spans of what lies inside its shard; refuse the rest."""
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return shard numbers and start tokens of what lies inside its shard; refuse the rest."""
         shard_numbers, starts = locations[:, 0], locations[:, 1]
         # Reading trusts its indices. Without this check a wrong one would read any memory of the process.
         if (starts < 0).any() or (starts + lengths > self._num_tokens[shard_numbers]).any():
             raise IndexError(f"a window of {lengths} tokens lies outside its shard")
-        return shard_numbers.astype(self._shard_type), self._first_token[shard_numbers] + starts
+        return shard_numbers, starts
 
     def gather(
         self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]
@@ -185,21 +187,6 @@ class Gatherer:
         return all(self.shards[number].is_resident(start) for number, start in locations.tolist())
 
 
-class _Ends(NamedTuple):
-    """Parts of rows that no piece fills, `(k,)` each, ascending: mostly their ends.
-
-    Attributes:
-        rows: that they are in.
-        pieces: before each of them, in all rows.
-        tokens, counts: the token there, and how often.
-    """
-
-    rows: NDArray[np.int64]
-    pieces: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-
 class Selection:
     """Rows that were checked to lie inside their shards; safe to use from several threads.
 
@@ -207,7 +194,7 @@ class Selection:
     24 more.
 
     Args:
-        shard_numbers: `(k,)`, the shards of windows or pieces.
+        shard_numbers: `(k,)`, the shards of windows or pieces; of pieces in none the number of all shards.
 
     Attributes:
         num_bytes: memory of the arrays.
@@ -261,8 +248,9 @@ class Selection:
         """Raise `CorpusChanged` or `ReadFailed` if a shard of these rows is not what was opened."""
         shards, numbers = self._gatherer.shards, self._shard_numbers[self._own(part)]
         # With one shard, the common case, a large array need not become a list.
-        for number in set((numbers[:1] if len(shards) == 1 else numbers).tolist()):
-            shards[number].file.check_unchanged()
+        for number in {0} if len(shards) == 1 and len(numbers) else set(numbers.tolist()):
+            if number < len(shards):
+                shards[number].file.check_unchanged()
 
     def _extents(self, own: slice) -> Sequence[Extent]:
         """Return the extents that hold windows or pieces."""
@@ -279,11 +267,8 @@ class Selection:
         return [extents[number] for number in np.flatnonzero(np.bincount(numbers[low:high])).tolist()]
 
     def _places(self, own: slice) -> NDArray[np.int64]:
-        """Return where windows or pieces lie: shard number, start token, tokens."""
-        shard_numbers, (numbers, lengths) = self._shard_numbers[own], self._numbers_in(own)
-        places = np.empty((len(shard_numbers), 3), np.int64)
-        places[:, :2], places[:, 2] = self._gatherer.locations(shard_numbers, numbers), lengths
-        return places
+        """Return where windows or pieces lie, `(k, 3)`: shard number or `NO_SHARD`, start token, tokens."""
+        raise NotImplementedError
 
     def extents(self, part: slice, masks: Extents) -> Sequence[Extent]:
         """Return the extents that hold some rows, and those of their loss masks."""
@@ -305,17 +290,12 @@ class Selection:
     def _ask_ahead(self, first: int) -> None:
         """Ask the kernel for all windows or pieces from `first` on, unless a sample of them is resident."""
         self._asked_ahead = True
-        gatherer, shard_numbers = self._gatherer, self._shard_numbers[first:]
-        numbers, lengths = self._numbers_in(slice(first, None))
-        rest = gatherer.locations(shard_numbers, numbers)
-        if gatherer.are_resident(rest[:: max(1, len(rest) // _SAMPLE_WINDOWS)]):
+        gatherer, places = self._gatherer, self._places(slice(first, None))
+        rest = places[places[:, 0] != NO_SHARD]
+        if gatherer.are_resident(rest[:: max(1, len(rest) // _SAMPLE_WINDOWS), :2]):
             gatherer.cold = False
         else:
-            gatherer.read_ahead(rest, lengths)
-
-    def _numbers_in(self, own: slice) -> tuple[NDArray[np.int64], NDArray[np.int64] | int]:
-        """Return the numbers in their spans, and the tokens, of windows or pieces."""
-        raise NotImplementedError
+            gatherer.read_ahead(rest[:, :2], rest[:, 2])
 
 
 class _Windows(Selection):
@@ -359,42 +339,41 @@ class _Windows(Selection):
             view = self._views[number] = strided(span.lowest, span.end, span.dtype, length)
         return view[numbers]
 
-    def _numbers_in(self, own: slice) -> tuple[NDArray[np.int64], NDArray[np.int64] | int]:
-        return self._numbers[own], self._length
+    def _places(self, own: slice) -> NDArray[np.int64]:
+        found = self._gatherer.locations(self._shard_numbers[own], self._numbers[own])
+        return np.insert(found, 2, self._length, axis=1)
 
 
 class _Joined(Selection):
-    """Rows that join pieces, and ends that no piece fills.
+    """Rows that join pieces.
 
     Args:
-        numbers, lengths: `(k,)` each, of the pieces in the spans of their shards, and their tokens.
-        borders: `(rows + 1,)`, the first piece of each row; then k.
+        starts, sizes: `(k,)` each, of the pieces: places in `MEMORY` and bytes.
+        rows: that the pieces make.
+        fills: memory of the rows' ends, which lives as long as the selection.
     """
 
     def __init__(
         self,
         gatherer: Gatherer,
         shard_numbers: NDArray[np.unsignedinteger],
-        numbers: NDArray[np.int64],
-        lengths: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
         dtype: np.dtype[np.integer],
-        borders: NDArray[np.int64],
-        ends: _Ends | None,
+        rows: Pieces,
+        fills: Sequence[NDArray[np.integer]],
         extents: Extents | None,
     ) -> None:
         super().__init__(gatherer, shard_numbers, dtype, extents)
-        self._borders, self._ends = borders, ends
-        of_ends = 0 if ends is None else int(ends.counts.sum())
-        self._row_tokens = (int(lengths.sum()) + of_ends) // max(1, len(borders) - 1)
-        # Where the bytes lie is found once for all rows, and not again for each response of a few.
-        spans = gatherer.span_of_shard[shard_numbers]
-        self._starts, self._sizes = gatherer.byte_ranges(spans, numbers, lengths)
-        arrays = (shard_numbers, self._starts, self._sizes, borders, *(ends or ()))
+        self._starts, self._sizes, self._borders, self._fills = starts, sizes, rows.borders, fills
+        self._row_tokens = int(rows.places[:, 2].sum()) // max(1, rows.num_rows)
+        arrays = shard_numbers, starts, sizes, rows.borders
         self.num_bytes = sum(each.nbytes for each in arrays)
 
     def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
         """See `Selection.first_shards`."""
-        return self._shard_numbers[self._borders[:-1][part]]
+        own = np.flatnonzero(self._shard_numbers < len(self._gatherer.shards))
+        return self._shard_numbers[own[own.searchsorted(self._borders[:-1][part])]]
 
     def _own(self, part: slice) -> slice:
         start, stop, _ = part.indices(len(self._borders) - 1)
@@ -403,41 +382,23 @@ class _Joined(Selection):
     def _copy(self, part: slice, own: slice) -> NDArray[np.integer]:
         gatherer, starts = self._gatherer, self._starts[own]
         stops = starts + self._sizes[own]
-        touch(gatherer.memory, starts, stops)
-        start, stop, _ = part.indices(len(self._borders) - 1)
-        num_rows = max(0, stop - start)
-        ends = self._ends_of(start, start + num_rows)
-        bounds = zip(starts.tolist(), stops.tolist(), strict=True)
+        num_rows = len(self._borders[:-1][part])
         row_bytes = self._row_tokens * self._dtype.itemsize
+        bounds = zip(starts.tolist(), stops.tolist(), strict=True)
         if num_rows * row_bytes <= _JOINED_BYTES and all(s.dtype == self._dtype for s in gatherer.spans):
-            memory = gatherer.memory.data
-            parts: list[memoryview | bytes] = [memory[begin:end] for begin, end in bounds]
-            for place, end in ends:
-                parts.insert(place, end)
-            tokens = np.frombuffer(b"".join(parts), self._dtype)
+            touch(starts, stops)
+            tokens = np.frombuffer(b"".join([MEMORY[begin:end] for begin, end in bounds]), self._dtype)
         else:
-            spans = gatherer.span_of_shard[self._shard_numbers[own]].tolist()
+            dtypes = [*(shard.dtype for shard in gatherer.shards), self._dtype]
+            shards = self._shard_numbers[own].tolist()
             arrays: list[NDArray[Any]] = [
-                gatherer.memory[begin:end].view(gatherer.spans[span].dtype)
-                for span, (begin, end) in zip(spans, bounds, strict=True)
+                np.frombuffer(MEMORY[begin:end], dtypes[shard])
+                for shard, (begin, end) in zip(shards, bounds, strict=True)
             ]
-            for place, end in ends:
-                arrays.insert(place, np.frombuffer(end, self._dtype))
             tokens = np.concatenate([np.empty(0, self._dtype), *arrays], dtype=self._dtype, casting="unsafe")
         return tokens.reshape(num_rows, self._row_tokens)
 
-    def _ends_of(self, start: int, stop: int) -> list[tuple[int, bytes]]:
-        """Return the ends in rows [start, stop), the last one first: how many pieces lie before each."""
-        if self._ends is None:
-            return []
-        low, high = self._ends.rows.searchsorted((start, stop)).tolist()
-        places = self._ends.pieces[low:high] - self._borders[start]
-        tokens, counts = (each[low:high].tolist() for each in self._ends[2:])
-        stored = {token: np.array(token, self._dtype).tobytes() for token in set(tokens)}
-        ends = zip(places.tolist(), tokens, counts, strict=True)
-        return [(place, stored[token] * count) for place, token, count in ends][::-1]
-
-    def _numbers_in(self, own: slice) -> tuple[NDArray[np.int64], NDArray[np.int64] | int]:
-        gatherer = self._gatherer
-        spans = gatherer.span_of_shard[self._shard_numbers[own]]
-        return gatherer.numbers_at(spans, self._starts[own], self._sizes[own])
+    def _places(self, own: slice) -> NDArray[np.int64]:
+        shards = self._shard_numbers[own].astype(np.int64)
+        shards[shards == len(self._gatherer.shards)] = NO_SHARD
+        return self._gatherer.tokens_at(shards, self._starts[own], self._sizes[own])

@@ -60,9 +60,9 @@ class MaskGatherer(Gatherer):
         has = self._is_masked[locations[:, 0]]
         super().read_ahead(locations[has], lengths if isinstance(lengths, int) else lengths[has])
 
-    def _places(
+    def _checked(
         self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int
-    ) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         moved = locations.copy()
         moved[:, 1] *= self._is_masked[locations[:, 0]]  # without a mask all are read from the first one on
-        return super()._places(moved, lengths)
+        return super()._checked(moved, lengths)

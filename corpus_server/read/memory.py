@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from mmap import PAGESIZE
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,18 +95,6 @@ class Span:
         return np.uint64(self.lowest) + numbers.astype(np.uint64) * np.uint64(self.dtype.itemsize)
 
 
-def touch(memory: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-    """Read a byte of each page of ranges of memory, none of which reaches where there is no map.
-
-    NumPy releases the GIL meanwhile, so that nobody else waits for the disk.
-    """
-    first = starts // PAGESIZE
-    counts = (stops - 1) // PAGESIZE - first + 1
-    counts[starts == stops] = 0
-    which, pages = expanded(first, counts)
-    memory.take(np.maximum(pages * PAGESIZE, starts[which]))
-
-
 def strided(lowest: int, end: int, dtype: np.dtype[Any], length: int | None = None) -> NDArray[Any]:
     """Return the view `(starts, length)` whose row k begins k tokens after `lowest`; `(tokens,)` without.
 
@@ -121,3 +109,29 @@ def strided(lowest: int, end: int, dtype: np.dtype[Any], length: int | None = No
         "typestr": dtype.str,
     }
     return np.asarray(SimpleNamespace(__array_interface__=described))
+
+
+_BYTES = strided(PAGESIZE, 1 << 47, np.dtype(np.uint8))
+
+MEMORY: Final = _BYTES.data
+"""All memory of the process but the first page; read only where a map or an array lies."""
+
+
+def places_in(*addresses: int) -> NDArray[np.int64]:
+    """Return the places in `MEMORY` of addresses."""
+    return np.array(addresses, dtype=np.int64) - PAGESIZE
+
+
+def touch(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+    """Read a byte of each page of ranges of `MEMORY`.
+
+    NumPy releases the GIL meanwhile, so that nobody else waits for the disk.
+    """
+    sizes = stops - starts
+    if not sizes.all():
+        starts, stops, sizes = (each[sizes > 0] for each in (starts, stops, sizes))
+    _BYTES.take(starts)
+    _BYTES.take(stops - 1)
+    if (large := np.flatnonzero(sizes > PAGESIZE)).size:  # which may hold pages between
+        which, pages = expanded(np.ones_like(large), (sizes[large] - 1) // PAGESIZE)
+        _BYTES.take(starts[large][which] + pages * PAGESIZE)

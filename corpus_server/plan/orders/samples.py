@@ -99,7 +99,7 @@ class Samples(TabledRows[Table]):
         ends = np.minimum(table.bounds[documents + 1], stops[row])
         shards, within = windows.in_shards((table.begins[documents] + begins - origins).astype(np.uint64))
         borders = np.concatenate(([0], num_pieces.cumsum()))
-        return Pieces(np.stack((shards, within, ends - begins), axis=1), borders)
+        return Pieces(np.stack((shards, within, ends - begins)).T, borders)
 
     def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
         """See `Rows.within`."""

@@ -201,7 +201,7 @@ class DocumentRows(Rows):
         shards, within = windows.in_shards(starts.astype(np.uint64) + windows.first_token[source])
         if empty is not None:
             counts = np.where(empty, 0, counts)
-        places = np.stack((shards, within, counts), axis=1)
+        places = np.stack((shards, within, counts)).T
         if packing.is_plain:
             return Pieces(places, borders)
         before, after = self._set_apart(packing, numbers, classes, counts, borders)

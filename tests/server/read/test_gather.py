@@ -348,13 +348,13 @@ def cold(tmp_path: Path) -> Iterator[Shard]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], set[int]]]:
     """What was asked for ahead: the addresses and the bytes of each call."""
-    calls: list[tuple[list[int], int]] = []
+    calls: list[tuple[list[int], set[int]]] = []
     read_ahead = gather.read_ahead
 
-    def record(addresses: np.ndarray, num_bytes: int) -> None:
-        calls.append((addresses.tolist(), num_bytes))
+    def record(addresses: np.ndarray, num_bytes: np.ndarray) -> None:
+        calls.append((addresses.tolist(), set(num_bytes.tolist())))
         read_ahead(addresses, num_bytes)
 
     monkeypatch.setattr(gather, "read_ahead", record)
@@ -368,7 +368,7 @@ def scattered(count: int, *, seed: int) -> np.ndarray:
 
 
 def test_once_a_window_came_from_disk_the_rest_are_asked_for_at_once(
-    cold: Shard, asked: list[tuple[list[int], int]]
+    cold: Shard, asked: list[tuple[list[int], set[int]]]
 ) -> None:
     """After the first piece of a selection; of the next one before it."""
     gatherer = Gatherer([cold])
@@ -379,13 +379,13 @@ def test_once_a_window_came_from_disk_the_rest_are_asked_for_at_once(
         written = sliding_window_view(some_tokens(2_000_000), 1000)  # the file, read again, would be warm
         assert (np.concatenate(pieces) == written[locations[:, 1]]).all()
         addresses = [cold.address + 2 * start for start in locations[first_piece:, 1].tolist()]
-        assert asked.pop() == (addresses, 2000)
+        assert asked.pop() == (addresses, {2000})
         assert asked == []
         assert gatherer.cold
     assert 1 <= gatherer.num_faults <= 2 * 40
 
 
-def test_what_is_resident_is_not_asked_for(cold: Shard, asked: list[tuple[list[int], int]]) -> None:
+def test_what_is_resident_is_not_asked_for(cold: Shard, asked: list[tuple[list[int], set[int]]]) -> None:
     """Neither at all, nor once it is seen that the disk is no longer waited for."""
     cold.path.read_bytes()
     gatherer = Gatherer([cold])
