@@ -85,12 +85,13 @@ class Pieces(NamedTuple):
         short = np.flatnonzero(missing)
         ids = np.broadcast_to(np.asarray(token, dtype=np.int64), missing.shape)
         num_ends = np.concatenate(([0], (missing != 0).cumsum()))
-        ended = np.empty((3, len(places) + short.size), dtype=np.int64)
-        ended[:, np.arange(len(places)) + np.repeat(num_ends[:-1], np.diff(borders))] = places.T
+        own = np.repeat(num_ends[:-1], np.diff(borders))
+        own += np.arange(own.size)
         borders = borders + num_ends
-        ended[0, borders[short + 1] - 1] = NO_SHARD
-        ended[1, borders[short + 1] - 1] = ids[short]
-        ended[2, borders[short + 1] - 1] = missing[short]
+        at = borders[short + 1] - 1
+        ended = np.empty((3, own.size + at.size), dtype=np.int64)
+        for its, column, end in zip(ended, places.T, (NO_SHARD, ids[short], missing[short]), strict=True):
+            its[own], its[at] = column, end
         return Pieces(ended.T, borders)
 
 

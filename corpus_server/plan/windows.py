@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from corpus_server.pieces import Int64Array, Pieces, UInt64Array
+from corpus_server.pieces import Int64Array, Pieces, UInt64Array, at_or_below
 from corpus_server.plan.numbers import UnitNumbers
 
 
@@ -66,7 +66,7 @@ class Windows:
 
     def pieces(self, windows: UnitNumbers) -> Pieces:
         """Return windows as rows of one piece."""
-        shards = self.shard_window.searchsorted(windows, side="right") - 1
+        shards = at_or_below(self.shard_window, windows)
         places = np.empty((len(windows), 3), dtype=np.int64)
         places[:, 0] = shards
         places[:, 1] = (windows - self.shard_window[shards]) * np.uint64(self.stride)
@@ -75,7 +75,7 @@ class Windows:
 
     def in_shards(self, tokens: UInt64Array) -> tuple[Int64Array, Int64Array]:
         """Return the shards of tokens that are counted over all sources, and the tokens' numbers in them."""
-        shards = self.shard_token.searchsorted(tokens, side="right") - 1
+        shards = at_or_below(self.shard_token, tokens)
         return shards, (tokens - self.shard_token[shards]).astype(np.int64)
 
     def holding(self, starts: UInt64Array, stops: UInt64Array) -> UInt64Array:

@@ -127,11 +127,12 @@ def touch(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
 
     NumPy releases the GIL meanwhile, so that nobody else waits for the disk.
     """
-    sizes = stops - starts
-    if not sizes.all():
-        starts, stops, sizes = (each[sizes > 0] for each in (starts, stops, sizes))
+    if not (held := stops > starts).all():
+        starts, stops = starts[held], stops[held]
+    lasts = stops - 1
     _BYTES.take(starts)
-    _BYTES.take(stops - 1)
-    if (large := np.flatnonzero(sizes > PAGESIZE)).size:  # which may hold pages between
-        which, pages = expanded(np.ones_like(large), (sizes[large] - 1) // PAGESIZE)
-        _BYTES.take(starts[large][which] + pages * PAGESIZE)
+    _BYTES.take(lasts)
+    first = starts // PAGESIZE + 1
+    between = lasts // PAGESIZE - first
+    if (large := np.flatnonzero(between > 0)).size:
+        _BYTES.take(expanded(first[large], between[large])[1] * PAGESIZE)

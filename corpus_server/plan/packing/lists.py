@@ -71,7 +71,8 @@ class Lists(NamedTuple):
         found: Int64Array = self.low[self.first[lists] + places].astype(np.int64)
         if self.splits.shape[1]:
             # A split a row: sums of a few numbers each, `splits[lists]`, take five times as long.
-            found += (self.splits.T.take(lists, axis=1) <= places).sum(axis=0) << 16
+            parts = (self.splits.T.take(lists, axis=1) <= places).sum(axis=0, dtype=np.uint8)
+            found += parts.astype(np.int64) << 16
         return found
 
     def places(self, lists: Int64Array, numbers: Int64Array) -> Int64Array:

@@ -59,7 +59,7 @@ class Packing(CutDocuments):
         patterns = at_or_below(table.pattern_row, rows)
         counts = self._slots.sizes(patterns)
         borders = np.append(0, counts.cumsum())
-        blocks = table.block_pattern.searchsorted(patterns, side="right") - 1
+        blocks = at_or_below(table.block_pattern, patterns)
         first_slots = table.class_first[table.block_class[blocks]]
         turned = counts
         if self.begin:

@@ -168,7 +168,7 @@ class CutDocuments:
         table = self.table
         if classes is None:
             classes = self.classes(pieces)
-        blocks = table.block_class.searchsorted(classes, side="right") - 1
+        blocks = at_or_below(table.block_class, classes)
         places = (pieces - self.class_first[classes]).astype(np.int64)
         documents, cuts = np.empty_like(places), np.full_like(places, -1)
         is_full = table.class_longest[classes] == self.seq_len
