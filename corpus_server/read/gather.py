@@ -68,7 +68,7 @@ class Gatherer:
         self.is_staged = bool(self.extents)
         # The last of each stands for `NO_SHARD`, -1: pieces that lie in no shard, and so not outside it.
         self._num_tokens = np.array([*(shard.num_tokens for shard in shards), _NO_BOUND], dtype=np.int64)
-        self._places = places_in(*(shard.address for shard in shards), 0)
+        self._begins = places_in(*(shard.address for shard in shards), 0)
         self._itemsizes = np.array([*(shard.dtype.itemsize for shard in shards), 1], dtype=np.int64)
         self._fills: dict[tuple[int, np.dtype[np.integer]], NDArray[np.integer]] = {}
         # A selection keeps a shard number for each window: one byte is enough up to 255 shards.
@@ -107,6 +107,8 @@ class Gatherer:
             extents: of the plan; None: those of the files.
         """
         shards, starts = self._checked(locations, length)
+        if (shards < 0).any():
+            raise IndexError(f"a window of {length} tokens lies outside its shard")
         numbers = self._first_token[shards] + starts
         return _Windows(self, shards.astype(self._shard_type), numbers, length, dtype, extents)
 
@@ -119,7 +121,7 @@ class Gatherer:
             return self.select(pieces, int(pieces[0, 2]), dtype, extents)
         shards, tokens = self._checked(pieces, pieces[:, 2])
         itemsizes = self._itemsizes[shards]
-        starts, sizes = self._places[shards] + tokens * itemsizes, pieces[:, 2] * itemsizes
+        starts, sizes = self._begins[shards] + tokens * itemsizes, pieces[:, 2] * itemsizes
         numbers, fills = shards.astype(self._shard_type), []
         if (ends := np.flatnonzero(shards == NO_SHARD)).size:
             counts, tokens = pieces[ends, 2], self.end_token(tokens[ends])
@@ -146,7 +148,7 @@ class Gatherer:
     ) -> NDArray[np.int64]:
         """Return what lies at places in memory, `(k, 3)`: shard number, start token, tokens."""
         itemsizes = self._itemsizes[shards]
-        return np.stack((shards, (starts - self._places[shards]) // itemsizes, sizes // itemsizes), axis=1)
+        return np.stack((shards, (starts - self._begins[shards]) // itemsizes, sizes // itemsizes), axis=1)
 
     def _checked(
         self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int

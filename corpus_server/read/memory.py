@@ -111,7 +111,7 @@ def strided(lowest: int, end: int, dtype: np.dtype[Any], length: int | None = No
     return np.asarray(SimpleNamespace(__array_interface__=described))
 
 
-_BYTES = strided(PAGESIZE, 1 << 47, np.dtype(np.uint8))
+_BYTES = strided(PAGESIZE, 1 << 48, np.dtype(np.uint8))  # to the highest address that Linux gives unasked
 
 MEMORY: Final = _BYTES.data
 """All memory of the process but the first page; read only where a map or an array lies."""

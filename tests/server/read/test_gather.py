@@ -116,8 +116,8 @@ def test_equals_slicing_over_any_list_of_shards(
 
 @pytest.mark.parametrize(
     ("shard", "start"),
-    [(0, 4991), (0, -1), (0, 2**62), (1, 0), (8, 55), (7, -(2**62))],
-    ids=["past-end", "negative", "huge", "empty-shard", "small-shard", "huge-negative"],
+    [(0, 4991), (0, -1), (0, 2**62), (1, 0), (8, 55), (7, -(2**62)), (-1, 0)],
+    ids=["past-end", "negative", "huge", "empty-shard", "small-shard", "huge-negative", "no-shard"],
 )
 def test_a_window_outside_its_shard_is_never_read(shards: list[Shard], shard: int, start: int) -> None:
     """The address would lie in the memory of something else."""
