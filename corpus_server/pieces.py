@@ -90,7 +90,8 @@ class Pieces(NamedTuple):
         borders = borders + num_ends
         at = borders[short + 1] - 1
         ended = np.empty((3, own.size + at.size), dtype=np.int64)
-        for its, column, end in zip(ended, places.T, (NO_SHARD, ids[short], missing[short]), strict=True):
+        ends = np.full_like(short, NO_SHARD), ids[short], missing[short]
+        for its, column, end in zip(ended, places.T, ends, strict=True):
             its[own], its[at] = column, end
         return Pieces(ended.T, borders)
 
