@@ -244,6 +244,8 @@ class Stager(Closing):
                 return
             if extent in self._running or not self._failures.may_try(extent, now):
                 continue
+            if extent not in waited and not self._failures.may_begin_planned(now):
+                return
             if not self._running:
                 self._received = (0, now)
             self._running.add(extent)

@@ -76,6 +76,24 @@ def test_requests_wait_while_another_process_fetches_or_there_is_no_room(
     assert shard.num_fetched == 3
 
 
+def test_what_is_planned_seldom_looks_for_room_in_a_full_cache(stager: Stager, registry: Registry) -> None:
+    """Each look reads all of the cache's folder: all planned extents tried it ten times a second each."""
+    planned = [FakeExtent(name, *[CacheFull("no room")] * 20) for name in "abcdefghijklmn"]
+    FakePlan(*planned).ask(registry)
+
+    def num_looks() -> int:
+        return sum(each.num_fetched for each in planned)
+
+    wait_until(lambda: num_looks() > 12)  # those that were begun together, and the first one after them
+    time.sleep(0.5)
+    assert num_looks() < 18
+    urgent = FakeExtent("urgent")
+    assert want(stager, urgent).result(20) is None
+    for each in planned:
+        each.failures.clear()
+    wait_until(lambda: all(each.is_cached for each in planned))
+
+
 def test_a_request_that_has_waited_for_room_is_told_so(stager: Stager) -> None:
     with pytest.raises(CacheFull, match="no room"):
         want(stager, FakeExtent("a", *[CacheFull("no room")] * 1000), seconds=0.5).result(20)
