@@ -236,9 +236,29 @@ def test_questions_about_stages_of_several_lengths(running: RunningServer, folde
             if row["step"] is not None and row["step"] < NUM_STEPS:
                 tokens = expected[row["step"]][row["row"]]
                 piece = tokens[row["offset"] : row["offset"] + row["held"]].tolist()
-                assert any(whole[at : at + len(piece)] == piece for at in range(len(whole)))
+                assert whole[row["held_at"] : row["held_at"] + row["held"]] == piece
                 lengths.add(len(tokens))
     assert lengths == {5, 9, 17}
+
+
+def test_a_row_with_several_pieces_of_a_range_says_where_the_longest_stands(
+    running: RunningServer, folder: Path
+) -> None:
+    shard = np.fromfile(folder / "0.bin", dtype="<u2")
+    stage = {"from_step": 0, "global_batch_size": 16, "mixture": {"web": 1}}
+    rows = {"documents": {"block_documents": 64}}
+    plan = running.post_plan({"seq_len": 60, "seed": 3, "rows": rows, "stages": [stage]}).json()["id"]
+    several = 0
+    for start in range(0, 1000, 100):
+        found = running.get("/v1/lookup", plan=plan, corpus="web", start=start, stop=start + 100).json()[
+            "rows"
+        ]
+        for each in found:
+            row = running.get("/v1/batches", plan=plan, step=each["step"]).array()[0, each["row"]]
+            held, at = each["held"], start + each["held_at"]
+            assert np.array_equal(row[each["offset"] : each["offset"] + held], shard[at : at + held])
+            several += held < len(set(row.tolist()) & set(shard[start : start + 100].tolist()))
+    assert several > 5
 
 
 def test_a_stage_of_another_length_is_added_to_a_run(running: RunningServer) -> None:

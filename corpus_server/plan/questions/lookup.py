@@ -54,9 +54,9 @@ class Sighting:
     start: int
     """First token of the row in its shard."""
     offset: int
-    """Place in the row of the first token that was looked for."""
+    """Place in the row of the first token held."""
     held: int
-    """Tokens that were looked for, of the piece of the row that holds most of them."""
+    """Tokens that were looked for, of the piece of the row that holds most of them, the first of several."""
     held_at: int
     """Tokens that were looked for and come before those held; of a view that repeats them, of all copies."""
     substitute: bool
@@ -320,21 +320,16 @@ def _rows(
 def _places(
     sampler: Sampler, source: int, ranges: Ranges, rows: Pieces
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return where in each row the first piece begins to hold a token of a range, and see `Sighting.held`."""
+    """Return `Sighting.offset`, `held` and `held_at` of each row: all three of the same piece."""
     (pieces, borders), windows = rows, sampler.windows
     shards, within, counts = pieces.T
     begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + within
     before = counts.cumsum() - counts
-    starts, stops = ranges.bounds.astype(np.int64).T
-    # The first range that ends behind the begin of each piece.
-    at = stops.searchsorted(begins, side="right")
-    start = np.append(starts, np.iinfo(np.int64).max)[at]
-    places = before - np.repeat(before[borders[:-1]], np.diff(borders)) + np.maximum(0, start - begins)
-    places[(start >= begins + counts) | (counts == 0) | (shards == NO_SHARD)] = np.iinfo(np.int64).max
-    if not places.size:
-        return places, places, places
     below = ranges.num_inside_below(np.stack((begins, begins + counts)).astype(np.uint64)).astype(np.int64)
     held = np.where(shards == NO_SHARD, 0, below[1] - below[0])
-    most = np.maximum.reduceat(held, borders[:-1])
-    before_most = np.where(held == np.repeat(most, np.diff(borders)), below[0], below[0].max())
-    return np.minimum.reduceat(places, borders[:-1]), most, np.minimum.reduceat(before_most, borders[:-1])
+    most = np.repeat(np.maximum.reduceat(held, borders[:-1]), np.diff(borders))
+    first = np.minimum.reduceat(np.where(held == most, np.arange(held.size), held.size), borders[:-1])
+    starts, stops = ranges.bounds.astype(np.int64).T
+    start = starts[stops.searchsorted(begins[first], side="right")]  # of the first range behind its begin
+    places = before[first] - before[borders[:-1]] + np.maximum(0, start - begins[first])
+    return places, held[first], below[0][first]
