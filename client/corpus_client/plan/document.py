@@ -172,6 +172,9 @@ def next_stage(plan: BoundPlan, from_step: int, stage: Mapping[str, Any]) -> dic
             f"stage must hold some of {', '.join(STAGE_FIELDS)}, got {found}; it begins at the loader's next "
             "step, or at at_step="
         )
+    for name in {"mixture", "exclude"} & set(stage):
+        if not isinstance(stage[name], Mapping):
+            raise errors.InvalidArgument(f"stage.{name} must be a mapping, got {stage[name]!r}")
     last = plan.stages[-1]
     if last.from_step >= from_step:
         raise errors.InvalidArgument(

@@ -227,6 +227,12 @@ def test_all_ranks_come_to_the_same_plan(make_loader: MakeLoader) -> None:
         ({}, errors.InvalidArgument, "stage must hold some of mixture, .* got \\[\\]"),
         ({"mixture": {"web": 1}, "from_step": 9}, errors.InvalidArgument, "begins at the loader's next step"),
         ([], errors.InvalidArgument, "stage must hold some of mixture, .* got list"),
+        ({"mixture": 5}, errors.InvalidArgument, "stage.mixture must be a mapping, got 5"),
+        (
+            {"exclude": [[0, 9]]},
+            errors.InvalidArgument,
+            "stage.exclude must be a mapping, got .*0, 9",
+        ),
         ({"mixture": {"math": 1}}, errors.UnknownCorpus, "no corpus is named 'math'"),
         (
             {"mixture": {"web": 1}, "global_batch_size": 7},
