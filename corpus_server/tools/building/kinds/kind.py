@@ -23,6 +23,7 @@ from corpus_server.extras import optional_package
 from corpus_server.tools.building.job import BuildOptions, Input, Slice
 from corpus_server.tools.building.kept import Kept
 
+_BLOCK_BYTES: Final = 1 << 18  # read of a compressed file at once
 COMPRESSED: Final = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 IS_IDS: Final = "for token ids say --column {}"
 IS_SEVERAL: Final = "a document is one text: join the texts, or give each a record of its own"
@@ -138,10 +139,61 @@ def opened(path: str) -> IO[bytes]:
     if name.endswith((".zst", ".zstd", ".zstd.bin")):
         # Not the package zstandard: it ends silently where a file was cut off.
         return io.BufferedReader(pyarrow(path).input_stream(path, compression="zstd"), 1 << 20)
-    for suffix, module in ((".gz", gzip), (".bz2", bz2), (".xz", lzma)):
+    if name.endswith(".gz"):
+        return io.BufferedReader(gzip.open(path))
+    for suffix, decompressor in ((".bz2", bz2.BZ2Decompressor), (".xz", lzma.LZMADecompressor)):
         if name.endswith(suffix):
-            return io.BufferedReader(module.open(path))
+            return io.BufferedReader(_Streams(path, decompressor), 1 << 18)
     return Path(path).open("rb", buffering=1 << 20)
+
+
+class _Streams(io.RawIOBase):
+    """The streams of a file, decompressed one after another.
+
+    The files of `bz2` and `lzma` end silently where a stream behind the first one is damaged, or padded.
+    """
+
+    def __init__(
+        self, path: str, decompressor: type[bz2.BZ2Decompressor] | type[lzma.LZMADecompressor]
+    ) -> None:
+        self._file, self._new = Path(path).open("rb"), decompressor  # noqa: SIM115 - `close` closes it
+        self._stream = decompressor()
+        self._num_streams = 1
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            if self._stream.eof:
+                if not (compressed := self._behind()):
+                    return 0
+                self._stream, self._num_streams = self._new(), self._num_streams + 1
+            else:
+                compressed = self._file.read(_BLOCK_BYTES) if self._stream.needs_input else b""
+                if self._stream.needs_input and not compressed:
+                    raise EOFError("the file ends inside a compressed stream")
+            try:
+                data = self._stream.decompress(compressed, len(buffer))
+            except (OSError, lzma.LZMAError) as error:
+                raise OSError(f"{error} (stream {self._num_streams} of the file)") from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _behind(self) -> bytes:
+        """Return the first bytes of the next stream, none behind the last one."""
+        found, padding = self._stream.unused_data or self._file.read(_BLOCK_BYTES), 0
+        while self._new is lzma.LZMADecompressor and found.startswith(b"\0"):  # of multiples of 4 bytes
+            padding += len(found) - len(found := found.lstrip(b"\0"))
+            found = found or self._file.read(_BLOCK_BYTES)
+        if padding % 4:
+            raise OSError(f"{padding} bytes of zeros follow stream {self._num_streams}, which no xz file has")
+        return found
 
 
 def pyarrow(path: str) -> Any:

@@ -320,6 +320,27 @@ def test_compressed_data_that_was_cut(tmp_path: Path, suffix: str, cut: int) -> 
     assert "was the copy interrupted" in refusal(path)
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_what_follows_the_first_stream_of_a_compressed_file_is_read_or_refused(
+    tmp_path: Path, suffix: str
+) -> None:
+    """Python's own readers of bzip2 and xz end there, and with them all documents that follow."""
+    compress = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+    first, second = (compress[suffix](lines([f"{each} {n * n}" for n in range(500)])) for each in "ab")
+    for between in (b"", *((bytes(4), bytes(1 << 20)) if suffix == ".xz" else ())):
+        padded = first + between + second + between
+        assert len(read(write(tmp_path / f"a.jsonl{suffix}", padded))) == 1000
+    refused = [
+        first + b"rubbish" * 9,
+        first + b"!" + second[1:],
+        first + second[:30] + bytes(50) + second[80:],
+    ]
+    if suffix == ".xz":
+        refused += [first + bytes(3) + second, first + second + bytes(5)]
+    for damaged in refused:
+        assert "a.jsonl" in refusal(write(tmp_path / f"a.jsonl{suffix}", damaged))
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (1, 2, 1 << 20):
         monkeypatch.setattr("corpus_server.tools.building.kinds.text._READ_BYTES", size)
