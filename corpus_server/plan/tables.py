@@ -27,6 +27,8 @@ class Job(NamedTuple):
             InvalidPlan if there can be no such table. May read all lengths.
         build: builds it; can be pickled. Takes as `run` a `map` whose calls may run in other processes.
         ends: corpora whose documents must end with end-of-text, by which rows are masked.
+        is_apart: whether a large one is built in another process, because it takes memory, or lets no other
+            thread run.
     """
 
     table: type[Any]
@@ -34,6 +36,7 @@ class Job(NamedTuple):
     size: Callable[[], int]
     build: Callable[..., Table]
     ends: tuple[str, ...] = ()
+    is_apart: bool = True
 
 
 class Lengths(Protocol):

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -74,34 +74,12 @@ class Values(NamedTuple):
     hashes: NDArray[np.uint64]
 
 
-class _Column:
-    """A column of an open corpus; can be pickled, and then holds what it has read."""
-
-    def __init__(self, corpus: Corpus, name: str) -> None:
-        self._corpus, self._name = ref(corpus), name
-
-    def read(self) -> NDArray[np.uint64]:
-        corpus = self._corpus()
-        assert corpus is not None  # whoever binds a plan has it open
-        table = corpus.metadata()
-        assert table is not None  # see `_values`
-        return hashed_values(table, self._name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Read, (self.read(),)
-
-
-class _Read(NamedTuple):
-    """A column that was read."""
-
-    hashes: NDArray[np.uint64]
-
-    def read(self) -> NDArray[np.uint64]:
-        return self.hashes
-
-
-def _build(column: _Column | _Read, run: object = None) -> Values:
-    return Values(column.read())
+def _build(corpus: ref[Corpus], name: str, run: object = None) -> Values:
+    found = corpus()
+    assert found is not None  # whoever binds a plan has it open
+    table = found.metadata()
+    assert table is not None  # see `_values`
+    return Values(hashed_values(table, name))
 
 
 def with_values(
@@ -143,7 +121,8 @@ def _values(corpus: Corpus, column: str, tables: Tables, budget: Budget) -> tupl
         )
     num_documents = corpus.base.num_documents or 0
     decides = {"metadata": metadata.key, "tag": metadata.tag, "column": column, "documents": num_documents}
-    job = Job(Values, decides, lambda: num_documents, partial(_build, _Column(corpus, column)))
+    build = partial(_build, ref(corpus), column)
+    job = Job(Values, decides, lambda: num_documents, build, is_apart=False)
     budget.spend(num_bytes=_END_BYTES * num_documents)
     table = tables.table(job, {}, budget)
     digest = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(table.table[0], dtype="<u8").data)

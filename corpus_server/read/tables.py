@@ -268,20 +268,20 @@ class Tables:
             self._jobs,
             budget,
             ("table", key, is_kept),
-            partial(build, key, job, corpora, is_small),
+            partial(build, key, job, corpora, is_small or not job.is_apart),
             is_small=is_small,
             what=_IS_BUILT,
         )
 
     def _built_in_memory(
-        self, key: str, job: Job, corpora: Mapping[str, Corpus], is_small: bool, budget: Budget
+        self, key: str, job: Job, corpora: Mapping[str, Corpus], is_here: bool, budget: Budget
     ) -> TableInUse:
-        table = _build(_checked(job, corpora, budget), budget, is_small=is_small)
+        table = _build(_checked(job, corpora, budget), budget, is_here=is_here)
         found = self._in_memory[key] = TableInUse(table, sum(array.nbytes for array in table))
         return found
 
     def _built(
-        self, key: str, job: Job, corpora: Mapping[str, Corpus], is_small: bool, budget: Budget
+        self, key: str, job: Job, corpora: Mapping[str, Corpus], is_here: bool, budget: Budget
     ) -> TableInUse:
         """Build a table and publish it; return it from memory if it cannot be kept."""
         assert self._folder is not None
@@ -290,7 +290,7 @@ class Tables:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with publishing_folder(path) as folder:
-                if not is_small:
+                if not is_here:
                     run_apart("the table of a plan could not be built", budget, _build_here, folder, job)
                 else:
                     table = job.build()
@@ -302,7 +302,7 @@ class Tables:
             _log.warning("the table %s of a plan was not kept: %s", path.name, error)
         if (mapped := _mapped(path, job)) is not None:
             return mapped
-        table = table or _build(job, budget, is_small=is_small)
+        table = table or _build(job, budget, is_here=is_here)
         return TableInUse(table, sum(array.nbytes for array in table))
 
     def _make_room(self, newest: Path) -> None:
@@ -316,9 +316,9 @@ class Tables:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _build(job: Job, budget: Budget, *, is_small: bool) -> Table:
+def _build(job: Job, budget: Budget, *, is_here: bool) -> Table:
     """Build a table in memory: a large one in another process, whose memory ends with it."""
-    if not is_small:
+    if not is_here:
         return run_apart("the table of a plan could not be built", budget, _build_apart, job)
     return job.build()
 

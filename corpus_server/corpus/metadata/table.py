@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import xxhash
 
 from corpus_server.corpus.files import Closing, OpenFile, unreadable
@@ -30,6 +31,8 @@ _TEXTS: Final = ("string", "large_string", "binary", "large_binary")
 
 _ROWS_AT_ONCE: Final = 4096  # a few milliseconds of decoding
 _BYTES_AT_ONCE: Final = 16 << 20  # of decoded values, if they are long: a row is whole in any case
+_DICTIONARY_BYTES: Final = 4 << 20  # of a column in a row group
+_BUFFER_BYTES: Final = 1 << 20  # of a column that is read as a whole, whose row groups may have gigabytes
 
 
 class DocumentTable(Closing):
@@ -124,12 +127,25 @@ class DocumentTable(Closing):
 
     def tables(self, columns: Collection[str]) -> Iterator[Any]:
         """Yield some columns of all rows in order, as tables of the one schema that all files have."""
-        schema = common_schema(file.schema for file in self._files)
-        for unwanted in set(schema.names).difference(columns):
-            schema = schema.remove(schema.get_field_index(unwanted))
+        schema = self.schema(columns)
         for file in self._files:
             for batch in file.batches(GROUP_ROWS, columns):
                 yield conform(batch, schema)
+
+    def schema(self, columns: Collection[str]) -> Any:
+        """Return Arrow's schema of some columns, that all files have."""
+        schema = common_schema(file.schema for file in self._files)
+        for unwanted in set(schema.names).difference(columns):
+            schema = schema.remove(schema.get_field_index(unwanted))
+        return schema
+
+    def column(self, name: str) -> Iterator[Any]:
+        """Yield the values of a column of all rows in order, as arrays of some megabytes at most.
+
+        Each has the type that its file has; texts may be coded by a dictionary.
+        """
+        for file in self._files:
+            yield from file.column(name)
 
     def close(self) -> None:
         """Close the files."""
@@ -204,6 +220,23 @@ class _File(Closing):
         fitting: int = _BYTES_AT_ONCE * its.num_rows // max(1, its.total_byte_size)
         return max(1, min(_ROWS_AT_ONCE, fitting))
 
+    def column(self, name: str) -> Iterator[Any]:
+        """See `DocumentTable.column`."""
+        for group, num_rows in enumerate(np.diff(self.group_starts).tolist()):
+            if name not in self.columns:
+                arrow = optional_package("pyarrow", extra="build", purpose="metadata of documents")
+                yield arrow.nulls(num_rows)
+                continue
+            its = self._footer.row_group(group)
+            chunks = (its.column(number) for number in range(its.num_columns))
+            sizes = [each.total_uncompressed_size for each in chunks if each.path_in_schema == name]
+            num_bytes = max(1, sum(sizes))
+            rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * num_rows // num_bytes))
+            # A dictionary may grow to hold all texts of a row group.
+            is_coded = num_bytes <= _DICTIONARY_BYTES
+            for batch in self.batches(rows, [name], group, is_coded=is_coded, buffer_bytes=_BUFFER_BYTES):
+                yield batch.column(0)
+
     @property
     def key(self) -> str:
         """See `OpenFile.key`."""
@@ -214,14 +247,31 @@ class _File(Closing):
         size = self._file.size_bytes
         return b"%d " % size + self._file.read(max(0, size - END_BYTES), min(END_BYTES, size))
 
-    def batches(self, size: int, columns: Collection[str] | None, group: int | None = None) -> Iterator[Any]:
-        """Yield record batches of at most `size` rows, of one row group or of all."""
+    def batches(
+        self,
+        size: int,
+        columns: Collection[str] | None,
+        group: int | None = None,
+        *,
+        is_coded: bool = True,
+        buffer_bytes: int = 0,
+    ) -> Iterator[Any]:
+        """Yield record batches of at most `size` rows, of one row group or of all.
+
+        Args:
+            is_coded: whether texts of a row group come coded by a dictionary.
+            buffer_bytes: by which a column is read; 0: that of a row group as a whole.
+        """
         names = [name for name in self.columns if columns is None or name in columns]
         with self.reading():
             # Where many rows have one long text, it is there once.
-            texts = [] if group is None else [its.name for its in self.schema if str(its.type) in _TEXTS]
+            texts = (
+                []
+                if group is None or not is_coded
+                else [its.name for its in self.schema if str(its.type) in _TEXTS]
+            )
             parquet = self._parquet.ParquetFile(
-                _Reader(self._file), metadata=self._footer, read_dictionary=texts
+                _Reader(self._file), metadata=self._footer, read_dictionary=texts, buffer_size=buffer_bytes
             )
             groups = None if group is None else [group]
             read = parquet.iter_batches(size, row_groups=groups, columns=names, use_threads=False)

@@ -13,12 +13,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from corpus_server.corpus.metadata.table import DocumentTable
+from corpus_server.corpus.metadata.write import conform
 from corpus_server.errors import InvalidPlan
 from corpus_server.extras import optional_package
 
 
 def hashed_values(table: DocumentTable, column: str) -> NDArray[np.uint64]:
-    """Return the hash of each document's value, `(documents,)`; reads the whole column.
+    """Return the hash of each document's value, `(documents,)`; reads the whole column, block by block.
 
     Raises:
         InvalidPlan: there is no such column, or its values are no text, whole numbers or booleans.
@@ -27,32 +28,28 @@ def hashed_values(table: DocumentTable, column: str) -> NDArray[np.uint64]:
     if column not in table.columns:
         accepted = f"a column of the metadata: {', '.join(sorted(table.columns))}"
         raise InvalidPlan.expected("family.by", accepted, column)
-    parts, first = [np.empty(0, np.uint64)], 0
-    for rows in table.tables([column]):
-        parts.append(_hashes(rows.column(0).combine_chunks(), first, column))
-        first += rows.num_rows
-    return np.concatenate(parts)
-
-
-def _hashes(values: Any, first: int, column: str) -> NDArray[np.uint64]:
     arrow = optional_package("pyarrow", extra="build", purpose="metadata of documents")
-    types = arrow.types
-    if types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    kind = values.type
+    schema = table.schema([column])
+    kind, types = schema.field(0).type, arrow.types
     is_text = types.is_string(kind) or types.is_large_string(kind)
-    if not (is_text or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)):
+    if not (is_text or types.is_integer(kind) or types.is_boolean(kind)):
         raise InvalidPlan.expected(
             "family.by", "a column of text, whole numbers or booleans", f"{column!r} of {kind}"
         )
-    if types.is_null(kind):
-        return np.arange(first, first + len(values), dtype=np.uint64)
-    encoded = values.dictionary_encode()
-    distinct = encoded.dictionary if is_text else encoded.dictionary.cast(arrow.string())
-    numbers = [xxhash.xxh3_64_intdigest(each.encode()) for each in distinct.to_pylist()]
-    hashes = np.array(numbers or [0], np.uint64)
-    is_null = values.is_null().to_numpy(zero_copy_only=False)
-    which = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
-    own = np.arange(first, first + len(values), dtype=np.uint64)
-    found: NDArray[np.uint64] = np.where(is_null, own, hashes[which])
+    found, first = np.arange(table.starts[-1], dtype=np.uint64), 0
+    for values in table.column(column):
+        has_value = values.is_valid().to_numpy(zero_copy_only=False)
+        encoded = values if types.is_dictionary(values.type) else values.dictionary_encode()
+        numbers = encoded.indices.drop_null().to_numpy(zero_copy_only=False)
+        used, which = np.unique(numbers, return_inverse=True)
+        hashes = _hashes(encoded.dictionary.take(arrow.array(used)), schema, arrow)
+        found[first : first + len(values)][has_value] = hashes[which]
+        first += len(values)
     return found
+
+
+def _hashes(values: Any, schema: Any, arrow: Any) -> NDArray[np.uint64]:
+    """Return the hashes of values that are not null, as those of the type that all files have."""
+    batch = arrow.record_batch([values], names=schema.names)
+    texts = conform(batch, schema).column(0).cast(arrow.string()).to_pylist()
+    return np.array([xxhash.xxh3_64_intdigest(each.encode()) for each in texts], dtype=np.uint64)
