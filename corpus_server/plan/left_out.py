@@ -53,7 +53,7 @@ _DOUBLE_COST: Final = 64
 _SAMPLE: Final = 1024
 _LEAST_KEPT: Final = 32  # of 1/32 of the units each comes 32 times an epoch, after as many steps
 _TOKENS_AT_ONCE: Final = 1 << 22
-_AT_ONCE: Final = 256  # places of circles, looked at together
+_AT_ONCE: Final = 1024  # places of circles, looked at together
 
 
 class LeftOut(Replacing):

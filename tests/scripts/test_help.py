@@ -9,7 +9,7 @@ import pytest
 
 from tests.serving import ROOT
 
-SCRIPTS = ["charts", "timeline", "page_images", "first_batch", "recording_cost", "eviction_cost"]
+SCRIPTS = ["charts", "family_cost", "timeline", "page_images", "first_batch", "recording_cost", "eviction_cost"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
