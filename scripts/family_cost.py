@@ -107,7 +107,7 @@ class Server:
         return float(self._worker.memory_full_info().uss) / MIB
 
     def peak(self, *, is_new: bool = False) -> float:
-        """Return MiB of memory that the worker took at most, files that it maps included; begin anew before."""
+        """Return MiB that the worker took at most, mapped files included; begin anew before."""
         if is_new:
             Path(f"/proc/{self._worker.pid}/clear_refs").write_text("5")
         status = Path(f"/proc/{self._worker.pid}/status").read_text()

@@ -9,7 +9,15 @@ import pytest
 
 from tests.serving import ROOT
 
-SCRIPTS = ["charts", "family_cost", "timeline", "page_images", "first_batch", "recording_cost", "eviction_cost"]
+SCRIPTS = [
+    "charts",
+    "timeline",
+    "page_images",
+    "first_batch",
+    "recording_cost",
+    "eviction_cost",
+    "family_cost",
+]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
