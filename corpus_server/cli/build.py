@@ -19,6 +19,7 @@ from corpus_server.cli.common import (
     errors,
     note,
     print_json,
+    print_table,
     progress,
     say,
     split_names,
@@ -306,7 +307,7 @@ def _tell(reading: Reading, where: Console) -> None:
     for why, paths in reasons.items():
         names = ", ".join(path.name for path in paths[:2]) + ", ..." * (len(paths) > 2)
         made.add_row("left out", "", f"{len(paths):,}", escape(why), escape(names))
-    where.print(made)
+    print_table(made, where)
 
 
 def _facts(manifest: Manifest, names: Sequence[str]) -> dict[str, Any]:

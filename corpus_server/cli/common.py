@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.markup import escape
+from rich.measure import Measurement, measure_renderables
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 
 from corpus_server.corpus_spec import HUB, OPTIONS, CorpusSpec
 from corpus_server.errors import InvalidParameter
@@ -49,23 +50,45 @@ note = partial(errors.print, soft_wrap=True, markup=False)
 
 
 def table(*columns: str, **options: Any) -> Table:
-    """Return an empty table whose cells are folded and never cut: half a fingerprint or name is of no use."""
+    """Return an empty table for `print_table`. No cell is cut: half a fingerprint or name is of no use."""
     made = Table(**options)
     for column in columns:
         made.add_column(column, overflow="fold")
     return made
 
 
-def print_table(made: Table) -> None:
-    """Print a table; where its columns have no room for a whole word, print each row as a paragraph."""
-    # Measured in the terminal's width, the narrowest would be that.
-    if console.measure(made, options=console.options.update(width=_WIDE)).minimum <= console.width:
-        console.print(made)
+def print_table(made: Table, where: Console = console) -> None:
+    """Print a table whose cells are folded between words; without room for that, print rows as paragraphs."""
+    wide = where.options.update(width=_WIDE)  # measured in the terminal's width, the narrowest would be that
+    columns = [_measured(where, wide, column) for column in made.columns]
+    lines = where.measure(made, options=wide).maximum - sum(each.maximum for each in columns)
+    room = where.width - lines
+    if sum(each.minimum for each in columns) <= room:
+        _fit(made, columns, room)
+        where.print(made)
         return
     heads = [str(column.header) for column in made.columns]
     for first, *others in zip(*(column.cells for column in made.columns), strict=True):
-        told = (f"{head} {cell}" for head, cell in zip(heads[1:], others, strict=True) if cell)
-        console.print(first, Padding("; ".join(told), (0, 0, 0, 2)), sep="\n")
+        told = (f"{head} {cell}".lstrip() for head, cell in zip(heads[1:], others, strict=True) if cell)
+        where.print(first, Padding("; ".join(told), (0, 0, 0, 2)), sep="\n")
+    if made.caption:
+        where.print(made.caption)
+
+
+def _measured(where: Console, options: ConsoleOptions, column: Column) -> Measurement:
+    """Return the width of the longest word of a column, and that of its widest cell."""
+    cells = [column.header, *column.cells]
+    measured = measure_renderables(where, options, [where.render_str(str(each)) for each in cells])
+    return Measurement(measured.maximum, measured.maximum) if column.no_wrap else measured
+
+
+def _fit(made: Table, columns: Sequence[Measurement], room: int) -> None:
+    """Set widths that hold the longest word of each column: rich narrows the widest ones, and cuts words."""
+    most = max(each.maximum for each in columns)
+    while sum(max(each.minimum, min(each.maximum, most)) for each in columns) > room:
+        most -= 1
+    for column, each in zip(made.columns, columns, strict=True):
+        column.width = max(each.minimum, min(each.maximum, most))
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:

@@ -21,6 +21,7 @@ from corpus_server.cli.common import (
     console,
     facts_table,
     print_json,
+    print_table,
     progress,
     say,
     split_names,
@@ -72,7 +73,8 @@ def inspect(
         if as_json:
             print_json(described)
         else:
-            console.print(_facts(described), _shards(described))
+            console.print(_facts(described))
+            print_table(_shards(described))
             if stats:
                 show_statistics(described["inspected"]["statistics"], spec)
         warn_of(corpus, degenerate=stats)

@@ -18,9 +18,9 @@ from corpus_server.cli.asking import asked_about
 from corpus_server.cli.common import (
     CORPUS_HELP,
     AsJson,
-    console,
     note,
     print_json,
+    print_table,
     progress,
     read_corpus,
     say,
@@ -268,7 +268,7 @@ def _print(report: dict[str, Any], out: Path | None, deny: Path | None) -> None:
         shown = table(*names)
         for each in figures:
             shown.add_row(*each)
-        console.print(shown)
+        print_table(shown)
     for sentence in finding.sentences(report):
         say(sentence)
     for item in report["items"][:_SHOWN_ITEMS]:

@@ -320,9 +320,10 @@ def diff(
     elif not response["fields"]:
         console.print("The two plans are the same.")
     else:
-        console.print(_fields(response), said_of_rows(equal_steps, rows), sep="\n")
+        print_table(_fields(response))
+        console.print(said_of_rows(equal_steps, rows))
         if rows is not None and rows["steps"]:
-            console.print(_steps(rows["steps"]))
+            print_table(_steps(rows["steps"]))
         for change in response.get("views", []):
             console.print(_documents(change), soft_wrap=True)
 
@@ -356,7 +357,7 @@ def members(
         more = ", ..." if len(each["steps"]) < each["num_rows"] else ""
         rows = f"{each['num_rows']:,}{' (doubled)' if each['doubles'] else ''}"
         shown.add_row(str(each["member"]), "left out" if each["leaves_out"] else rows, steps + more)
-    console.print(shown)
+    print_table(shown)
     doubled = f", {found['num_doubled']:,} double it" if found["num_doubled"] else ""
     tell(f"{found['num_left_out']:,} of {len(found['members']):,} members leave the document out{doubled}")
 
