@@ -276,3 +276,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def counted(count: int, unit: str) -> str:
+    """Return how many of something there are: `1 item`, `2,000 items`."""
+    return f"{count:,} {unit if count == 1 else f'{unit}s'}"

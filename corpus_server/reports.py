@@ -72,11 +72,6 @@ class Reports:
         return path
 
 
-def counted(count: int, unit: str) -> str:
-    """Return how many of something there are: `1 item`, `2,000 items`."""
-    return f"{count:,} {unit if count == 1 else f'{unit}s'}"
-
-
 def layout(report: dict[str, Any]) -> Iterator[str]:
     """Yield the text of a report, see above."""
     head = {name: value for name, value in report.items() if name not in ("items", "exclude")}

@@ -29,7 +29,7 @@ from corpus_server.cli.common import (
 )
 from corpus_server.corpus import Corpus
 from corpus_server.corpus_spec import tokenizer_source
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, counted
 from corpus_server.tools.building import Split
 from corpus_server.tools.building.driver import Reading, RunParts, choose_options, eot_disagreement, name_of
 from corpus_server.tools.building.driver import build as build_corpus
@@ -246,8 +246,9 @@ def merge(
         return
     for path, manifest in merged.items():
         say(
-            f"{path}: {manifest.num_tokens:,} tokens of {manifest.num_documents:,} documents in "
-            f"{len(manifest.shards):,} shards, {manifest.fingerprint}"
+            f"{path}: {counted(manifest.num_tokens, 'token')} of "
+            f"{counted(manifest.num_documents, 'document')} in {counted(len(manifest.shards), 'shard')}, "
+            f"{manifest.fingerprint}"
         )
 
 
@@ -274,12 +275,13 @@ def _describe(made: Mapping[Path, Manifest], options: BuildOptions, *, as_json: 
         return
     for path, manifest in made.items():
         say(
-            f"{path}: {manifest.num_documents:,} documents, {manifest.num_tokens:,} {manifest.dtype} tokens "
-            f"in {len(manifest.shards):,} shard{'s' if len(manifest.shards) > 1 else ''}"
+            f"{path}: {counted(manifest.num_documents, 'document')}, "
+            f"{counted(manifest.num_tokens, f'{manifest.dtype} token')} "
+            f"in {counted(len(manifest.shards), 'shard')}"
         )
         if (targets := manifest.num_targets) is not None:
             kept = "weights (float16)" if manifest.loss_mask_dtype == "float16" else "0 and 1"
-            share = f"{targets:,} tokens are targets ({targets / manifest.num_tokens:.1%})"
+            share = f"{counted(targets, 'target')} ({targets / manifest.num_tokens:.1%})"
             say(f"  loss masks of {kept}: {share}")
     if options.is_packed:
         say("rows are one running text: no token was put between them")
@@ -300,7 +302,7 @@ def _tell(reading: Reading, where: Console) -> None:
     for why, count in sorted(reading.documents_left_out.items()):
         made.add_row("left out", f"{count:,}", "", why, "")
     if reading.num_rounded:
-        made.add_row("rounded", "", "", f"weights of {reading.num_rounded:,} tokens, to float16", "")
+        made.add_row("rounded", "", "", f"weights of {counted(reading.num_rounded, 'token')}, to float16", "")
     reasons: dict[str, list[Path]] = {}
     for path, why in reading.files_left_out:
         reasons.setdefault(why, []).append(path)

@@ -39,7 +39,7 @@ from corpus_server.corpus.selection import ShardFile, files_left_out, is_metadat
 from corpus_server.corpus.verify import record
 from corpus_server.corpus.verify import verify as verify_corpus
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import CorpusServerError, InvalidParameter, TextUnavailable, printable
+from corpus_server.errors import CorpusServerError, InvalidParameter, TextUnavailable, counted, printable
 from corpus_server.plan.windows import Windows
 from corpus_server.read.text import decode, mask_of, spans
 
@@ -152,8 +152,7 @@ def verify(
             print_json(dataclasses.asdict(recorded))
             return
         say(
-            f"recorded {recorded.num_tokens:,} tokens in {recorded.num_shards} "
-            f"shard{'s' if recorded.num_shards > 1 else ''}: "
+            f"recorded {counted(recorded.num_tokens, 'token')} in {counted(recorded.num_shards, 'shard')}: "
             f"{recorded.fingerprints['full']}\nhashes are in {recorded.sidecar}"
         )
         return
@@ -192,14 +191,15 @@ def _facts(described: dict[str, Any]) -> Table:
         "fingerprint": f"{described['fingerprint']} ({described['fingerprint_kind']})",
     }
     if view := described.get("view"):
-        facts["view of"] = f"{view['fingerprint']}, {view['num_documents']:,} documents"
+        facts["view of"] = f"{view['fingerprint']}, {counted(view['num_documents'], 'document')}"
         facts["made with"] = json.dumps(view["made"])
     if described["num_masks"]:
-        num_shards = f"{described['num_masks']:,} of {len(described['shards']):,} shards"
+        num_shards = f"{described['num_masks']:,} of {counted(len(described['shards']), 'shard')}"
         masks = [shard["loss_mask"] for shard in described["shards"] if "loss_mask" in shard]
         weights = sum(mask["dtype"] == "float16" for mask in masks)
         kind = f" ({weights:,} of weights, float16)" if weights else ""
-        facts["loss masks"] = f"{num_shards} have one{kind}; mask=no leaves them out"
+        have = "has" if described["num_masks"] == 1 else "have"
+        facts["loss masks"] = f"{num_shards} {have} one{kind}; mask=no leaves them out"
     for name in ("address", "license"):
         if described[name] is not None:
             facts[name] = described[name]
@@ -212,7 +212,7 @@ def _facts(described: dict[str, Any]) -> Table:
     if windows := inspected.get("windows"):
         facts["windows"] = (
             f"{windows['num_windows']:,} of {windows['seq_len']:,} + 1 tokens; "
-            f"{windows['num_tokens_dropped']:,} tokens at the ends of shards are in none"
+            f"not in windows: {counted(windows['num_tokens_dropped'], 'token')} at the ends of shards"
         )
     # The shards of a corpus are mostly alike: each reason stands once.
     reasons = Counter(
@@ -242,7 +242,9 @@ def _tokenizer(described: dict[str, Any]) -> str:
 
 def _shards(described: dict[str, Any], most: int = 20) -> Table:
     shards = described["shards"]
-    left_out = f"{len(shards) - most:,} more shards: --json lists them all" if len(shards) > most else None
+    left_out = (
+        f"{counted(len(shards) - most, 'more shard')}: --json lists them all" if len(shards) > most else None
+    )
     shown = table("shard", "format", "tokens", "dtype", "data at byte", "size", caption=left_out)
     for shard in shards[:most]:
         shown.add_row(
@@ -312,7 +314,7 @@ def index(
             attached = attach(spec, metadata, key=key, keep=names, progress=report)
         response["metadata"] = dataclasses.asdict(attached)
         columns = ", ".join(f"{name} ({kind})" for name, kind in attached.columns.items())
-        lines.append(f"{attached.num_documents:,} rows of metadata in {attached.folder}: {columns}")
+        lines.append(f"{counted(attached.num_documents, 'row')} of metadata in {attached.folder}: {columns}")
     if as_json:
         print_json(response)
     else:
@@ -331,12 +333,12 @@ def _has_documents(spec: CorpusSpec) -> bool:
 
 
 def _indexed(indexed: Indexed) -> list[str]:
-    lines = [f"{indexed.num_documents:,} documents in {indexed.num_tokens:,} tokens"]
+    lines = [f"{counted(indexed.num_documents, 'document')} in {counted(indexed.num_tokens, 'token')}"]
     for action, said in (
         ("written", "indexed; the ends are beside them in *.documents"),
         ("kept", "were indexed already"),
         ("own", "left alone: their format has its own index"),
     ):
         if count := sum(shard.action == action for shard in indexed.shards):
-            lines.append(f"  {count:,} shard{'s' if count > 1 else ''} {said}")
+            lines.append(f"  {counted(count, 'shard')} {said}")
     return lines

@@ -31,7 +31,7 @@ from corpus_server.cli.server import known_url
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.publish import publishing
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import CorpusServerError, InvalidParameter
+from corpus_server.errors import CorpusServerError, InvalidParameter, counted
 from corpus_server.tools import finding
 
 _SHOWN_ITEMS: Final = 10
@@ -276,7 +276,7 @@ def _print(report: dict[str, Any], out: Path | None, deny: Path | None) -> None:
         seen = f", first step {item['first_step']}" if item.get("first_step") is not None else ""
         say(
             f"{item['share']:>4.0%} of {item['source']} {item['number']} in {item['corpus']}, "
-            f"{reports.counted(len(item['spans']), 'place')}{seen}: {text[:80]!r}"
+            f"{counted(len(item['spans']), 'place')}{seen}: {text[:80]!r}"
         )
     if (left := len(report["items"]) - _SHOWN_ITEMS) > 0:
         say(f"{left:,} more; --out DIR writes all, --json prints them")

@@ -32,7 +32,7 @@ from corpus_server.cli.common import (
 from corpus_server.cli.server import Server, known_url
 from corpus_server.cli.successor import successor
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, counted
 from corpus_server.plan import Plan
 from corpus_server.plan.questions.diff import changed_fields, count_equal_steps
 from corpus_server.plan.rows import ROWS
@@ -236,7 +236,7 @@ def make(
 
 def _epochs(used: dict[str, Any]) -> str:
     seen = "" if used["epochs"] is None else f", {used['epochs']:.6g} epochs"
-    return f"{used['rows']:,} rows{seen}"
+    return f"{counted(used['rows'], 'row')}{seen}"
 
 
 @app.command("import")
@@ -359,7 +359,10 @@ def members(
         shown.add_row(str(each["member"]), "left out" if each["leaves_out"] else rows, steps + more)
     print_table(shown)
     doubled = f", {found['num_doubled']:,} double it" if found["num_doubled"] else ""
-    tell(f"{found['num_left_out']:,} of {len(found['members']):,} members leave the document out{doubled}")
+    tell(
+        f"{found['num_left_out']:,} of {counted(len(found['members']), 'member')} "
+        f"{'leaves' if found['num_left_out'] == 1 else 'leave'} the document out{doubled}"
+    )
 
 
 def _compared(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
@@ -412,7 +415,8 @@ def _documents(change: dict[str, Any]) -> str:
     names = change["a"] if change["a"] == change["b"] else f"{change['a']} and {change['b']}"
     each = ", ".join(f"{its['document']} ({its['a']} -> {its['b']})" for its in change["documents"][:5])
     return (
-        f"Of {escape(names)}, {change['num_documents']:,} documents come more or less often in an epoch "
+        f"Of {escape(names)}, {counted(change['num_documents'], 'document')} "
+        f"{'comes' if change['num_documents'] == 1 else 'come'} more or less often in an epoch "
         f"({change['num_taken_out']:,} only in A, {change['num_put_in']:,} only in B): "
         f"{each}{', ...' if change['num_documents'] > 5 else ''}"
     )

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from corpus_server.cli.common import AsJson, console, print_json, print_table, table, warn
 from corpus_server.cli.server import Server, known_url
-from corpus_server.errors import CorpusServerError, InvalidParameter
+from corpus_server.errors import CorpusServerError, InvalidParameter, counted
 from corpus_server.recordings import Recording, Recordings, Spike, find_spikes, open_recording
 from corpus_server.work import Budget
 
@@ -61,7 +61,7 @@ def spikes(
         place = (row["plan"][:12], str(row["step"]), str(row["row"]), escape(row["source"]))
         shown.add_row(*place, *(f"{row[name]:.4g}" for name in ("loss", "usual", "score")), named)
     print_table(shown)
-    console.print(f"{sums.num_rows:,} rows of steps {start:,} to {stop:,} compared", highlight=False)
+    console.print(f"{counted(sums.num_rows, 'row')} of steps {start:,} to {stop:,} compared", highlight=False)
 
 
 def _nothing_recorded(folder: Path) -> CorpusServerError:

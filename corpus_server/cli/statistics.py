@@ -11,6 +11,7 @@ from rich.text import Text
 
 from corpus_server.cli.common import console, say
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import counted
 
 _SHOWN_TOKENS = 20
 _BAR_WIDTH = 40  # characters
@@ -28,7 +29,7 @@ def statistics(spec: CorpusSpec) -> dict[str, Any]:
 def show_statistics(statistics: dict[str, Any], spec: CorpusSpec) -> None:
     """Print statistics."""
     console.print(
-        f"{statistics['num_sampled_tokens']:,} of {statistics['num_tokens']:,} tokens sampled, "
+        f"{statistics['num_sampled_tokens']:,} of {counted(statistics['num_tokens'], 'token')} sampled, "
         f"{statistics['num_distinct_tokens']:,} distinct"
     )
     lengths = statistics["document_lengths"]
@@ -37,8 +38,9 @@ def show_statistics(statistics: dict[str, Any], spec: CorpusSpec) -> None:
     elif lengths["num_sampled"]:
         quantiles = lengths["quantiles"]
         console.print(
-            f"\n{lengths['num_sampled']:,} of {statistics['num_documents']:,} documents sampled: median "
-            f"{quantiles['0.5']:,}, mean {lengths['mean']:,.1f}, longest {quantiles['1.0']:,} tokens"
+            f"\n{lengths['num_sampled']:,} of {counted(statistics['num_documents'], 'document')} sampled: "
+            f"median {quantiles['0.5']:,}, mean {lengths['mean']:,.1f}, "
+            f"longest {counted(quantiles['1.0'], 'token')}"
         )
         histogram = [(f"{least:,} +", number) for least, number in lengths["histogram"]]
         console.print(_bars(("tokens", "documents"), histogram))

@@ -11,8 +11,7 @@ import typer
 
 from corpus_server.cli.common import AsJson, note, print_json, read_corpus, said_of_rows, say
 from corpus_server.cli.server import Server, known_url
-from corpus_server.errors import InvalidParameter
-from corpus_server.reports import counted
+from corpus_server.errors import InvalidParameter, counted
 
 
 def successor(

@@ -27,7 +27,7 @@ from corpus_server.corpus.progress import Meter, Progress
 from corpus_server.corpus.publish import publishing, remove_stale
 from corpus_server.corpus.shards import Shard, content_digest, open_sidecar
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.errors import InvalidParameter, UnreadableCorpus, counted
 
 _PIECE_TOKENS: Final = 1 << 20  # a piece gives at most 8 MiB of ends
 _READ_ONLY_REMEDY: Final = (
@@ -172,7 +172,7 @@ def _check_listed(runs: Sequence[Shard], eot: int, found: DocumentsHeader) -> No
         listed = write_ends(runs, None, _find_ends(runs, None, Meter("", 0, None)), file)
     if (listed.num_documents, listed.ends_checksum) != (found.num_documents, found.ends_checksum):
         raise runs[0].file.unreadable(
-            f"token {eot} ends {found.num_documents:,} documents, the table beside it lists "
+            f"token {eot} ends {counted(found.num_documents, 'document')}, the table beside it lists "
             f"{listed.num_documents:,}, or others",
             "leave eot out to take those of the table, or say --force to take those of the token",
         )

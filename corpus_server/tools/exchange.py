@@ -17,6 +17,7 @@ from corpus_server.errors import (
     InvalidParameter,
     InvalidPlan,
     StoreFailed,
+    counted,
     printable,
 )
 from corpus_server.plan_store.saved import SavedPlan, read_saved
@@ -91,7 +92,9 @@ def _lacking(saved: SavedPlan, served: Sequence[Mapping[str, Any]]) -> Iterator[
             continue
         others = [each for each, its in by_name.items() if fingerprint in its]
         about = saved.corpora.get(name, {})
-        tokens = f", {about['num_tokens']:,} tokens" if isinstance(about.get("num_tokens"), int) else ""
+        tokens = (
+            f", {counted(about['num_tokens'], 'token')}" if isinstance(about.get("num_tokens"), int) else ""
+        )
         has = "has other content under that name" if name in by_name else "has no corpus of that name"
         if others:
             how = f"it is served as {others[0]!r}: serve it as {name!r}"

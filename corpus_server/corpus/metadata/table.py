@@ -17,6 +17,7 @@ import xxhash
 from corpus_server.corpus.files import Closing, OpenFile, unreadable
 from corpus_server.corpus.metadata.pages import largest_page
 from corpus_server.corpus.metadata.write import GROUP_ROWS, MAX_COLUMNS, common_schema, conform
+from corpus_server.errors import counted
 from corpus_server.extras import optional_package
 from corpus_server.work import Budget
 
@@ -65,7 +66,8 @@ class DocumentTable(Closing):
                 self._files.append(_File(open_file(path)))
             self.starts = (0, *accumulate(file.num_rows for file in self._files))
             if self.starts[-1] != num_documents:
-                what = f"its metadata has {self.starts[-1]:,} rows, the corpus {num_documents:,} documents"
+                has = counted(self.starts[-1], "row")
+                what = f"its metadata has {has}, the corpus {counted(num_documents, 'document')}"
                 raise unreadable(paths[0].parent, what, "it needs one row for each document, in order")
         except BaseException:
             self.close()

@@ -19,7 +19,7 @@ from corpus_server.corpus.progress import Meter, Progress
 from corpus_server.corpus.publish import publishing, sync_folder
 from corpus_server.corpus.tokenizers import FILE_NAMES
 from corpus_server.corpus.verify import record
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, counted
 from corpus_server.tools.building.job import PARTS, SKIPPED, WHOLE, BuildOptions, Input, Job, smallest_dtype
 from corpus_server.tools.building.joining import SplitTokens, cuts, write_shards
 from corpus_server.tools.building.kept import write_metadata
@@ -48,7 +48,7 @@ def assemble(
     if empty := [name for name, tokens in splits.items() if not tokens.num_tokens]:
         num_documents = sum(tokens.num_documents for tokens in splits.values())
         raise InvalidParameter(
-            f"split {empty[0]!r} got none of the {num_documents} documents"
+            f"split {empty[0]!r} got none of {counted(num_documents, 'document')}"
             if num_documents
             else "the sources hold no document that has a token",
             remedy="give it a larger share, and say --fresh" if num_documents else None,

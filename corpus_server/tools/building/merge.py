@@ -31,7 +31,7 @@ from corpus_server.corpus.opening import open_shards
 from corpus_server.corpus.publish import publishing_folder
 from corpus_server.corpus.selection import METADATA_FOLDER
 from corpus_server.corpus.shards import Shard, contents
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, counted
 from corpus_server.tools.building.manifest import (
     Manifest,
     ManifestShard,
@@ -102,7 +102,9 @@ def _open(folder: Path, opened: ExitStack) -> _Built:
     hashes = check_hashes(folder, manifest)
     check_fingerprints(spec_of(folder), contents(shards))
     if [shard.name for shard in shards] != [shard.name for shard in manifest.shards]:
-        what = f"holds {len(shards)} shards, its manifest names {len(manifest.shards)} or other ones"
+        what = (
+            f"holds {counted(len(shards), 'shard')}, its manifest names {len(manifest.shards)} or other ones"
+        )
         raise unreadable(folder, what, "copy the folder again, with all its files")
     return _Built(folder=folder, manifest=manifest, hashes=hashes, shards=shards)
 

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
-from corpus_server.reports import counted
+from corpus_server.errors import counted
 
 MAX_ITEMS: Final = 1000
 """Of a report for people; the JSON has all."""
@@ -43,13 +43,15 @@ def summary(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def sentences(report: dict[str, Any]) -> list[str]:
     """Return what the table does not say."""
     unit = _unit(report)
+    run = counted(report["n"], unit)
     said = [
-        f"{counted(report['num_items'], 'item')}; an item is found if {report['n']} {unit} of it stand "
-        f"together in a corpus, and its share is that of its {unit} that do."
+        f"{counted(report['num_items'], 'item')}; an item is found if {run} of it "
+        f"{'stands' if report['n'] == 1 else 'stand together'} in a corpus, "
+        f"and its share is that of its {unit}s that do."
     ]
     said += [
         f"{each['corpus']}: not looked for: {counted(each['num_items_too_short'], 'item')} of fewer than "
-        f"{report['n']} {unit}; -n looks for shorter n-grams."
+        f"{run}; -n looks for shorter n-grams."
         for each in report["corpora"]
         if each["num_items_too_short"]
     ]
@@ -63,13 +65,13 @@ def sentences(report: dict[str, Any]) -> list[str]:
     if "plan" in report:
         said.append(
             f"Steps are those before {report['before_step']:,} of plan {report['plan'][:12]} whose batch "
-            f"held {report['n']} {unit} of a span in one row."
+            f"held {run} of a span in one row."
         )
     return said
 
 
 def _unit(report: dict[str, Any]) -> str:
-    return "bytes" if report["by"] == "text" else "tokens"
+    return "byte" if report["by"] == "text" else "token"
 
 
 def as_markdown(report: dict[str, Any]) -> str:
@@ -112,7 +114,7 @@ def _html(report: dict[str, Any], style: str) -> Iterator[str]:
 
 def _html_item(item: dict[str, Any], unit: str) -> Iterator[str]:
     name = f"{item['source']}, item {item['number']:,}"
-    told = f"{item['share']:.0%} of {item['num_tokens']:,} {unit} in {item['corpus']}"
+    told = f"{item['share']:.0%} of {counted(item['num_tokens'], unit)} in {item['corpus']}"
     seen = f", first seen by step {_step(item['first_step'])}" if item.get("first_step") is not None else ""
     yield f'<section class="card found"><h3>{escape(name)}</h3><p>{escape(told + seen)}</p><div class="text">'
     for part in item["parts"]:

@@ -20,7 +20,7 @@ from corpus_server.corpus.metadata.write import regrouped, write_files
 from corpus_server.corpus.progress import Meter, Progress
 from corpus_server.corpus.publish import publishing_folder, scratch_folder
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter, UnreadableCorpus
+from corpus_server.errors import InvalidParameter, UnreadableCorpus, counted
 from corpus_server.extras import optional_package
 from corpus_server.tools.viewing.metadata import SCRATCH, Metadata
 from corpus_server.tools.viewing.tables import PLACES, find_tables, read_table
@@ -149,7 +149,7 @@ def _read(
 
 def _wrong_rows(found: str, total: int) -> InvalidParameter:
     return InvalidParameter(
-        f"the table has {found} rows, the corpus {total:,} documents",
+        f"the table has {found} rows, the corpus {counted(total, 'document')}",
         parameter="metadata",
         remedy="attach a table with one row for each document; those without tokens are in no corpus",
     )

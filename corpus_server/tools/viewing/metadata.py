@@ -18,7 +18,7 @@ from corpus_server.corpus.metadata import DocumentTable
 from corpus_server.corpus.publish import scratch_folder
 from corpus_server.corpus.selection import METADATA_FOLDER
 from corpus_server.corpus.views.view import document_chunks
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, counted
 from corpus_server.extras import optional_package
 from corpus_server.tools.viewing.expressions import check_expression
 
@@ -149,11 +149,13 @@ class Metadata(Closing):
         self._connection.register("ids", self._arrow.table({"id": self._arrow.array(sorted(set(ids)))}))
         for (missing,) in self._rows(f"SELECT count(*) FROM documents WHERE {name} IS NULL"):
             if missing:
-                raise _wrong("key", f"column {column!r} is null for {missing:,} documents", "a key of each")
+                raise _wrong(
+                    "key", f"column {column!r} is null for {counted(missing, 'document')}", "a key of each"
+                )
         joined = f"ids LEFT JOIN documents ON ids.id = {name}::VARCHAR"
-        counted = f"SELECT ids.id, count({self._number}), min({self._number}) FROM {joined}"
+        numbered = f"SELECT ids.id, count({self._number}), min({self._number}) FROM {joined}"
         numbers = []
-        for key, count, number in self._rows(f"{counted} GROUP BY ids.id ORDER BY ids.id"):
+        for key, count, number in self._rows(f"{numbered} GROUP BY ids.id ORDER BY ids.id"):
             if count != 1:
                 what_is = "names no document" if not count else f"names {count:,} documents"
                 raise _wrong(what, f"{key!r} {what_is} by column {column!r}", "ids of one document each")
@@ -172,7 +174,9 @@ class Metadata(Closing):
         for table, name, what in (("documents", own, "the documents'"), ("beside", its, "the table's")):
             for (missing,) in self._rows(f"SELECT count(*) FROM {table} WHERE {name} IS NULL"):
                 if missing:
-                    raise _wrong("key", f"{what} column {key!r} is null in {missing:,} rows", "a key in each")
+                    raise _wrong(
+                        "key", f"{what} column {key!r} is null in {counted(missing, 'row')}", "a key in each"
+                    )
             twice = f"SELECT {name}::VARCHAR, count(*) FROM {table} GROUP BY 1 HAVING count(*) > 1"
             for value, count in self._rows(f"{twice} ORDER BY 1 LIMIT 1"):
                 found = f"{what} column {key!r} has {value!r} in {count:,} rows"

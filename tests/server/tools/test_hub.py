@@ -225,3 +225,33 @@ def test_a_corpus_is_built_of_a_repository_and_its_tokenizer(hub: Hub, run: Run,
         *(f"hf://datasets/org/texts@{commit}/{name}?text=body" for name in rows),
         "tokenizer.json",
     ]
+
+
+def test_items_of_a_repository_are_found_by_split(hub: Hub, run: Run, tmp_path: Path) -> None:
+    """Of `#test` alone, which is all that is downloaded; items are told by the address and its commit."""
+    said = "Which of the rivers of the old kingdom is the longest one that has a bridge?"
+    write_jsonl(tmp_path / "web.jsonl", [f"A page. {said} Another.", "Nothing to see here."])
+    row = '{{"question": "{}", "choices": ["no text that is long enough"]}}\n'
+    hub.repositories["datasets/org/quiz"] = {
+        "main": {
+            "data/test-00000-of-00001.jsonl": (row.format("Nowhere at all.") + row.format(said)).encode(),
+            "data/train-00000-of-00001.jsonl": row.format("Another text, of another split.").encode(),
+        }
+    }
+    asked = ("--field", "question", "--field", "choices", "-n", "20", "--json")
+    built, found, whole = run(
+        ("build", tmp_path / "web.jsonl", "--tokenizer", "bytes", "--eot", "0", "--out", tmp_path / "web"),
+        ("find", tmp_path / "web", "--items", "hf://datasets/org/quiz#test", *asked),
+        ("find", tmp_path / "web", "--items", "hf://datasets/org/quiz", *asked),
+    )
+    assert (built[0], found[0]) == (0, 0), found[2]
+    report = json.loads(found[1])
+    ((source, number, spans),) = [(each["source"], each["number"], each["spans"]) for each in report["items"]]
+    assert (report["num_items"], number, [(each["num_tokens"], each["documents"]) for each in spans]) == (
+        2,
+        1,
+        [(len(said), [0])],
+    )
+    assert source.endswith("data/test-00000-of-00001.jsonl")
+    assert hub.downloads == ["data/test-00000-of-00001.jsonl"]
+    assert (whole[0], "several splits: test" in whole[2]) == (2, True)

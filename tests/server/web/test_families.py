@@ -275,4 +275,4 @@ def test_the_command_line_says_which_members_see_a_document(server: RunningServe
     said = run_here(*asked)
     for each in found["members"]:
         assert "left out" in said.stdout if each["leaves_out"] else str(each["steps"][0]) in said.stdout
-    assert f"{found['num_left_out']} of 5 members leave the document out" in said.stderr
+    assert f"{found['num_left_out']} of 5 members leave" in said.stderr

@@ -193,7 +193,7 @@ def test_a_corpus_is_on_the_disk_before_its_work_is_removed(
 
 def test_a_split_that_gets_nothing_is_an_error(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", ["a", "b"])
-    with pytest.raises(InvalidParameter, match="split 'val' got none of the 2 documents"):
+    with pytest.raises(InvalidParameter, match="split 'val' got none of 2 documents"):
         build_here([source], tmp_path / "out", tokenizer="bytes", splits=(Split(name="val", share=1e-9),))
     assert not (tmp_path / "out").exists()
 

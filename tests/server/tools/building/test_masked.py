@@ -209,7 +209,7 @@ def test_packed_rows_keep_their_weights_and_the_build_says_what_it_keeps(tmp_pat
     said = run_here("build", source, *options, "--shard-tokens", 200, "--out", tmp_path / "out")
     assert said.returncode == 0, said.stderr
     kept = weights.astype(np.float16)
-    assert f"loss masks of weights (float16): {np.count_nonzero(kept)} tokens are targets" in said.stdout
+    assert f"loss masks of weights (float16): {np.count_nonzero(kept)} targets" in said.stdout
     assert "rounded" in said.stdout
     assert f"weights of {np.count_nonzero(kept != weights)} tokens, to float16" in said.stdout
     with open_corpus(tmp_path / "out") as corpus:
@@ -361,7 +361,7 @@ def test_merged_corpora_keep_their_masks_and_rows_of_a_plan_have_them(tmp_path: 
         mask = ("--mask", ",".join(fields) or "none")
         said = run_here("build", source, *options, *mask, "--out", tmp_path / f"out{number}")
         assert said.returncode == 0
-        assert ("  loss masks of 0 and 1: 5 tokens are targets (62.5%)\n" in said.stdout) == bool(fields)
+        assert ("  loss masks of 0 and 1: 5 targets (62.5%)\n" in said.stdout) == bool(fields)
     (merged,) = merge([tmp_path / "out0", tmp_path / "out1"], tmp_path / "both").values()
     assert merged.num_targets == 5 + 8
     assert verify(spec_of(tmp_path / "both")).ok

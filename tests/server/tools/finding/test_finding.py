@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,20 @@ def test_of_bytes_more_must_stand_together(web: Path, tmp_path: Path) -> None:
     assert "13 tokens of it stand together" in mixed.stdout
     assert "the tokens of corpus 'web' are bytes, and 13 are two words" in " ".join(mixed.stderr.split())
     assert "are bytes" not in run_here("find", web, ids, *given, "-n", "13").stderr
+
+
+def test_one_of_something_is_no_plural(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"text": "ab"}\n')
+    built = run_here(
+        "build", tmp_path / "one.jsonl", "--tokenizer", "bytes", "--eot", "0", "--out", tmp_path / "one"
+    )
+    indexed = run_here("index", tmp_path / "one", "--force")
+    found = run_here("find", tmp_path / "one", "--text", "a", "-n", "1", "--out", tmp_path / "report")
+    assert "1 item; an item is found if 1 token of it stands in a corpus" in found.stdout
+    said = "".join(each.stdout + each.stderr for each in (built, indexed, found))
+    said += "".join((tmp_path / "report" / name).read_text() for name in ("report.md", "report.html"))
+    assert re.findall(r"\b1 (?:\w+ )?(?:items|tokens|documents|places|shards)\b", said) == []
+    assert found.returncode == 0
 
 
 def test_the_figures_of_many_corpora_fit_a_terminal(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-import { $, h, bytes, facts, number, tokenizer, corpusAddress } from "../dom.js";
+import { $, h, bytes, facts, number, plural, tokenizer, corpusAddress } from "../dom.js";
 import { fill } from "../api.js";
 
 // A view has a file of its own; the shards are those of its corpus.
@@ -7,7 +7,7 @@ const size = (corpus) => (corpus.view ? corpus.view.size_bytes : corpus.shards.r
 // The corpus of a view, by its name if it is served here.
 function base(view, corpora) {
   const found = corpora.find((each) => !each.view && Object.values(each.fingerprints).includes(view.fingerprint));
-  const chosen = `, ${number(view.num_documents)} documents`;
+  const chosen = `, ${plural(view.num_documents, "document")}`;
   return found ? h("span", {}, h("a", { href: corpusAddress(found.name) }, found.name), chosen) : `a corpus that is not served by itself${chosen}`;
 }
 

@@ -83,7 +83,7 @@ async function searchAll(text, from) {
   let start = from, count = 0, isComplete = true;
   const told = (state, until) => {
     bar.value = until;
-    said.textContent = `${state}${plural(count, "place")} in ${number(until - from)} of ${number(numTokens)} tokens (${Math.floor((100 * (until - from)) / Math.max(1, numTokens))} %)`;
+    said.textContent = `${state}${plural(count, "place")} in ${number(until - from)} of ${plural(numTokens, "token")} (${Math.floor((100 * (until - from)) / Math.max(1, numTokens))} %)`;
   };
   const goOn = () => h("button", { type: "button", onclick: () => { searchNumber += 1; searchAll(text, start); } }, "Go on");
   $("#found").replaceChildren(bar, said, h("p", { class: "buttons" }, stop), places);
@@ -132,7 +132,7 @@ fill($("#statistics"), `${route}/statistics`, (response) => {
   const shown = [h("p", {}, `Of ${number(response.num_sampled_tokens)} sampled tokens, ${number(response.num_distinct_tokens)} are distinct.`)];
   if (lengths && lengths.num_sampled) {
     shown.push(h("h3", {}, "Lengths of documents"),
-      h("p", {}, `${number(lengths.num_sampled)} documents sampled: median ${number(lengths.quantiles["0.5"])}, mean ${number(lengths.mean)}, longest ${number(lengths.quantiles["1.0"])} tokens`),
+      h("p", {}, `${plural(lengths.num_sampled, "document")} sampled: median ${number(lengths.quantiles["0.5"])}, mean ${number(lengths.mean)}, longest ${plural(lengths.quantiles["1.0"], "token")}`),
       chart({ x: lengths.histogram.map((_, n) => n), bars: true, xLabel: "tokens, at least",
         xText: (n) => (Number.isInteger(n) && n >= 0 && n < lengths.histogram.length ? number(lengths.histogram[n][0]) : ""), series: [{ label: "documents", values: lengths.histogram.map(([, count]) => count) }] }));
   }

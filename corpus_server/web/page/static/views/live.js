@@ -123,7 +123,7 @@ function progress(its, plan) {
   });
   const next = stages.find((each) => each.first_step >= trained);
   const rate = Math.min(...its.map((each) => each.trained_steps_per_second ?? 0));
-  const until = (step) => `${number(step - trained)} steps${rate > 0 ? `, about ${duration((step - trained) / rate)}` : ""}`;
+  const until = (step) => `${plural(step - trained, "step")}${rate > 0 ? `, about ${duration((step - trained) / rate)}` : ""}`;
   return [`${few(tokens)} tokens trained`, ...(shares.length ? [`epochs: ${shares.slice(0, 4).join(", ")}${shares.length > 4 ? " ..." : ""}`] : []),
     ...(next ? [`next stage in ${until(next.first_step)}`] : []), ...(plan.num_steps && trained < plan.num_steps ? [`end in ${until(plan.num_steps)}`] : [])];
 }

@@ -1,4 +1,4 @@
-import { $, code, h, number, parameters, planLink, stepAddress, table, rowDocument } from "../dom.js";
+import { $, code, h, number, parameters, planLink, plural, stepAddress, table, rowDocument } from "../dom.js";
 import { address, ask, fill, problem, Problem, quoted } from "../api.js";
 import { chart } from "../chart.js";
 import { denied, successor } from "../successor.js";
@@ -30,7 +30,7 @@ function show() {
     return [
       chart({ x: response.steps, xLabel: "step", series: names.map((name) => ({ label: name, values: response.losses[name] })), height: 300,
         onClick: (at) => { location.href = stepAddress(plan, at); } }),
-      h("p", { class: "quiet" }, `Each point is the mean of ${response.width === 1 ? "a step" : `${number(response.width)} steps`}; ${number(response.num_rows)} rows${response.ranks_apart > 1 ? `, those of every ${response.ranks_apart}th rank` : ""}. A click shows what the step saw.`),
+      h("p", { class: "quiet" }, `Each point is the mean of ${response.width === 1 ? "a step" : `${number(response.width)} steps`}; ${plural(response.num_rows, "row")}${response.ranks_apart > 1 ? `, those of every ${response.ranks_apart}th rank` : ""}. A click shows what the step saw.`),
       table(["source", "first mean", "last mean", "rows"], names.map((name) => [
         name, response.losses[name].find((value) => value !== null) ?? "", last(response.losses[name]) ?? "", response.rows[name].reduce((sum, each) => sum + each, 0)])),
     ];

@@ -20,7 +20,7 @@ function head({ report }) {
   plan = report.plan ?? null;
   unit = report.by === "text" ? "byte" : "token";
   served = new Set(report.corpora.filter((each) => each.is_served).map((each) => each.corpus));
-  $("#about").replaceChildren(`An item is found if ${number(report.n)} ${unit}s of it stand together in a corpus. ${plural(report.num_items, "item")} looked for`,
+  $("#about").replaceChildren(`An item is found if ${plural(report.n, unit)} of it ${report.n === 1 ? "stands" : "stand together"} in a corpus. ${plural(report.num_items, "item")} looked for`,
     report.min_share ? `, those covered by less than ${percent(report.min_share)} left out` : "",
     ...(plan ? ["; steps are those before ", number(report.before_step), " of plan ", planLink(plan)] : []), ".");
   const shares = Object.keys(report.corpora[0]?.num_items_by_share ?? {});
@@ -58,7 +58,7 @@ function item(each) {
     h("p", {}, `${percent(each.share)} of ${plural(each.num_tokens, unit)} in ${visible(each.corpus)}, ${plural(each.num_spans, "place")}${seen}`),
     h("div", { class: "text" }, each.parts.map((part) => h(part.is_found ? "mark" : "span", {}, visible(part.text)))),
     table(["document", "first token", "tokens", ...(plan ? ["steps"] : []), "text"], each.spans.map((span) => row(each, span)), `Places of item ${each.item}`, { stacked: true }),
-    each.num_spans > each.spans.length ? h("p", { class: "quiet" }, `${number(each.num_spans - each.spans.length)} more places are in report.json.`) : "",
+    each.num_spans > each.spans.length ? h("p", { class: "quiet" }, `In report.json: ${plural(each.num_spans - each.spans.length, "more place")}.`) : "",
     each.is_complete ? "" : h("p", { class: "quiet" }, "Other places are known and not listed."));
 }
 

@@ -1,4 +1,4 @@
-import { $, h, dot, number, parameters, short, stepAddress, visible, corpusAddress } from "../dom.js";
+import { $, h, dot, number, parameters, plural, short, stepAddress, visible, corpusAddress } from "../dom.js";
 import { address, ask, instead, problem, Problem, request } from "../api.js";
 import { origins } from "../origins.js";
 import { legend, showIds, spans } from "../spans.js";
@@ -33,7 +33,7 @@ function row(each) {
   source.style.borderColor = colour(k);
   const documents = [...new Set(each.spans.map((span) => span.document).filter((number_) => number_ !== null))];
   const article = h("article", { class: "train-row", id: `row-${each.row}`, tabindex: "0", "aria-label": `Row ${each.row}` },
-    h("header", {}, h("strong", {}, `row ${each.row}`), source, h("span", {}, `${each.shard}, from token ${number(each.start)}${each.unused ? `, ${number(each.unused)} tokens unused` : ""}`),
+    h("header", {}, h("strong", {}, `row ${each.row}`), source, h("span", {}, `${each.shard}, from token ${number(each.start)}${each.unused ? `, ${plural(each.unused, "token")} unused` : ""}`),
       h("a", { href: address("/page/lookup", { plan: id, corpus: each.corpus, token: each.start }) }, "other steps"),
       documents.length ? h("button", { type: "button", onclick: () => deny(each.corpus, documents) },
         documents.length === 1 ? "deny this document" : `deny these ${documents.length} documents`) : null),
