@@ -119,7 +119,7 @@ class Trainer:
     def open_loader(self, corpus: str, **changes: Any) -> CorpusLoader:
         """This rank's rows of each global batch; rank and world size come from torch.distributed."""
         shape = {"seq_len": self.args.seq_len, "global_batch_size": self.args.global_batch_size}
-        network = Network(auth=self.args.token_file)
+        network = Network(auth=self.args.token_file, reach_seconds=self.args.reach_seconds)
         loader = CorpusLoader(
             self.args.urls,
             corpus=corpus,
@@ -240,6 +240,10 @@ def run(trainer: Trainer) -> int:
         if args.checkpoint.exists():
             trainer.restore(loader)
             trainer.say(f"going on from {args.checkpoint} at step {loader.step:,}")
+            if loader.step >= args.steps:
+                trainer.say(
+                    f"nothing is left: a larger --steps goes on, and without {args.checkpoint} it begins anew"
+                )
         stack.enter_context(save_if_waiting(trainer, loader))
         loaders.append(loader)
         first_step, started, stopped = loader.step, time.perf_counter(), False
@@ -353,6 +357,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("urls", nargs="+", metavar="URL", help="of the server, or of several replicas")
     add("--token-file", type=Path, help="file with the access token, for servers that ask for one")
+    add("--reach-seconds", type=float, help="for a server that is still starting; default 30, on this host 5")
     add("--run-name", help="name of the run, by which the server's page groups what it asks for")
     add("--corpus", required=True, help="name of the corpus to train on")
     add("--eval-corpus", help="name of a corpus to evaluate on")

@@ -269,6 +269,22 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(
         trainer.restore(loader)
 
 
+def test_a_run_that_is_complete_says_how_to_go_on_and_how_to_begin_anew(
+    train: ModuleType,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(train, "catch_signals", list)
+    trainer = make_trainer(train, "--steps", "2", url=url, checkpoint=tmp_path / "c.pt")
+    assert train.run(trainer) == 0
+    assert "nothing is left" not in capsys.readouterr().out
+    assert train.run(trainer) == 0
+    said = capsys.readouterr().out
+    assert f"going on from {tmp_path / 'c.pt'} at step 2\nnothing is left: a larger --steps goes on" in said
+
+
 def test_a_checkpoint_of_another_model_or_order_is_refused(
     train: ModuleType, url: str, tmp_path: Path
 ) -> None:
