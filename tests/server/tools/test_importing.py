@@ -671,3 +671,26 @@ def test_what_an_own_order_needs_is_said(
     with pytest.raises(InvalidParameter) as caught:
         import_plan(trainer, text, order=trainer, **options)  # type: ignore[arg-type]
     assert (caught.value.parameter, caught.value.remedy) == (parameter, remedy)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"seed": 1, "seed": 2}',
+        "seed: 1\nseed: 2\n",
+        "data:\n  paths: [a]\n  'paths': [b]\n",
+        "runs: [{seed: 1, seed: 1}]\n",
+    ],
+)
+def test_a_configuration_that_gives_a_name_twice_is_refused(text: str) -> None:
+    """Parsers of JSON and YAML take the last value, and say nothing."""
+    with pytest.raises(InvalidParameter, match=r"the configuration: '(seed|paths)' is given twice"):
+        import_plan("olmo", text, order="olmo")
+
+
+def test_a_key_that_overrides_a_merged_one_is_given_once() -> None:
+    text = (
+        yaml.safe_dump(RUN_OF_CORE)
+        + "base: &base {seed: 1}\nother: &other {<<: *base, seed: 2}\nlast: {<<: *other}\n"
+    )
+    assert imported("olmo", text, order="olmo") == imported("olmo", json.dumps(RUN_OF_CORE), order="olmo")

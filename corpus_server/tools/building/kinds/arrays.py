@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from corpus_server.user_files import json_limits
+from corpus_server.user_files import json_limits, once_each
 
 _SPACE: Final = re.compile(r"[ \t\n\r\ufeff]*")  # `cat` leaves byte order marks between arrays
 # Characters before the end of what was read at which an error may come from the end: -Infinity and \\ud83d.
@@ -20,6 +20,7 @@ def records(texts: Iterator[str]) -> Iterator[Any]:
     Numbers keep their digits, NaN and Infinity are numbers, as Python writes them.
 
     Raises:
+        GivenTwice: an object gives a name twice.
         ValueError: it is no such text.
     """
     text = _Text(texts)
@@ -39,7 +40,7 @@ class _Text:
 
     def __init__(self, texts: Iterator[str]) -> None:
         self._texts, self._held, self._at = texts, "", 0
-        self._decoder = json.JSONDecoder()
+        self._decoder = json.JSONDecoder(object_pairs_hook=once_each)
 
     def next(self) -> str:
         """Return the next character that is no white space, "" at the end."""

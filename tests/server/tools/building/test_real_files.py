@@ -82,11 +82,11 @@ TWO = b'{"text":"a"}\n{"text":"b"}\n'
         (b'{"text":"a"}\r\n\r\n{"text":"b"}', ["a", "b"]),
         (b'{"text":"","n":1}\n{"text":null}\n{"text":"\\u200d"}\n', ["", "", "\u200d"]),
         (b'{"text":"a","n":18446744073709551616}\n', ["a"]),
-        (b'{"text":"a","text":"b"}\n', ["b"]),
+        (b'{"text":"a","n":1,"n":2}\n', ["a"]),
     ],
     ids=[
         *("mark", "mark after cat", "NaN", "half a pair elsewhere", "a pair", "NUL", "line separators"),
-        *("CRLF", "empty", "a large number", "a field twice"),
+        *("CRLF", "empty", "a large number", "an unread field twice"),
     ],
 )
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst", ".bz2", ".xz"])
@@ -99,6 +99,27 @@ def test_lines_of_json(
     for size in (5, 1 << 20):
         monkeypatch.setattr(sources, "PART_BYTES", size)
         assert read(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "name"),
+    [
+        ('{"text": "a", "text": "b"}', {}, "text"),
+        ('{"text": "a", "text": NaN}', {}, "text"),
+        ('{"in": {"text": "a", "text" :"b"}}', {"text_field": "in.text"}, "text"),
+        ('{"in": {"text": "a"}, "in": {"text": "b"}}', {"text_field": "in.text"}, "in"),
+        ('{"text": "a", "url": "b", "metadata": {}, "url": "c"}', {"keep": ("url",)}, "url"),
+        ('{"ids": [1], "ids": [2]}', {"column": "ids"}, "ids"),
+        ('{"ids": [1], "loss_mask": [1], "loss_mask": [0]}', {"column": "ids"}, "loss_mask"),
+    ],
+)
+@pytest.mark.parametrize("form", ["{}\n", "[{}]"])
+def test_a_field_that_is_read_and_stands_twice_is_refused(
+    tmp_path: Path, record: str, options: dict[str, Any], name: str, form: str
+) -> None:
+    """Which value is meant is not known; parsers take the last one."""
+    path = write(tmp_path / "a.json", form.format(record))
+    assert f"{name!r} is given twice" in refusal(path, **options)
 
 
 SKIPPABLE = b"\x50\x2a\x4d\x18" + (8).to_bytes(4, "little") + b"12345678"  # a frame that holds no data
