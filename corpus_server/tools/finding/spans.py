@@ -6,6 +6,12 @@
 Coverage is exact, whatever else happens: it needs each n-gram once. The places of one n-gram are the product
 of those in the items and those in the corpus, which a phrase that stands everywhere makes endless. So no more
 than `num_places` of each are listed, and items of which some are left out say so.
+
+A line of `=` lies in a longer one at every shift. Of spans of an item that overlap in the corpus and are
+shifted against each other by less than `2 n` tokens, as few are listed as hold the same tokens of the corpus:
+
+    item      = = = =                      n = 3: ====, ===, at 8 shifts
+    corpus    x = = = = = = = = = y        listed are [1, 5), [5, 9) and [6, 10)
 """
 
 from __future__ import annotations
@@ -87,6 +93,10 @@ def find_spans(
     spans, ranges = listing.of(runs)
     start, at, num_grams = _extended(spans, runs, listing.gram_at, ngrams, encoded).T
     item = encoded.items_at(at)
+    kept = _without_shifted(item, start, at, num_grams + ngrams.n - 1, 2 * ngrams.n)
+    is_cut = listing.is_cut(found)
+    is_cut[item[~kept]] = True
+    start, at, num_grams, item = start[kept], at[kept], num_grams[kept], item[kept]
     order = np.lexsort((at, start, item))
     start, at, item, num_grams = start[order], at[order], item[order], num_grams[order]
     item_length = num_grams + ngrams.n - 1
@@ -96,7 +106,7 @@ def find_spans(
         ranges = joined_ranges(np.stack(_tokens_of(text, *ranges.T), axis=1))
     return Spans(
         covered=covered,
-        is_cut=listing.is_cut(found),
+        is_cut=is_cut,
         item=item,
         item_start=at - encoded.item_borders[item],
         place=place,
@@ -192,9 +202,16 @@ class _Listing:
         self.gram_at = np.full(ngrams.tokens.size + 1, -1, dtype=np.int32)
         self._wanted = np.zeros(ngrams.keys.size, dtype=bool)  # n-grams that a listed item holds
         self._counts = np.zeros(ngrams.keys.size, dtype=np.int32)  # of them in the corpus
+        self._is_thinned = np.zeros(ngrams.keys.size, dtype=bool)
+        self._kept_places = np.ones(ngrams.places.size, dtype=bool)
+        first = 0
         for places, grams in ngrams.parts():
             self.gram_at[places] = grams
             self._wanted[grams[is_listed[encoded.items_at(places)]]] = True
+            kept = _Repetitions(places, grams, ngrams.n).kept
+            self._kept_places[first : first + places.size] = kept
+            self._is_thinned[grams[~kept]] = True
+            first += places.size
 
     def of(self, runs: Runs) -> tuple[Int64Array, Int64Array]:
         """Return spans, as their start in the corpus, start in the items, n-grams: `(s, 3)`; and all tokens
@@ -209,9 +226,11 @@ class _Listing:
         num_spans = 0
         for starts, grams in self._grams(runs):
             ranges.append(_ranges(starts, ngrams.n))
-            kept = _first_places(starts, grams, self._counts, most)
-            starts, grams = starts[kept], grams[kept]
+            listed, kept = _first_places(starts, grams, self._counts, most, ngrams.n)
+            self._is_thinned[grams[listed & ~kept]] = True
+            starts, grams = starts[listed & kept], grams[listed & kept]
             which, places = expanded(ngrams.borders[grams], np.minimum(ngrams.num_places(grams), most))
+            which, places = which[self._kept_places[places]], places[self._kept_places[places]]
             at = ngrams.places[places].astype(np.int64)
             its = self._is_listed[self._encoded.items_at(at)]
             ones = np.ones(np.count_nonzero(its), np.int64)
@@ -232,7 +251,7 @@ class _Listing:
         """Tell of which listed items more places are known than are listed, after `of`."""
         cut = np.zeros(self._is_listed.size, dtype=bool)
         for places, grams in self._ngrams.parts():
-            is_cut = self._counts[grams] > self._num_places
+            is_cut = self._is_thinned[grams] | (self._counts[grams] > self._num_places)
             is_cut |= self._ngrams.num_places(grams) > self._num_places
             cut[self._encoded.items_at(places[is_cut & found[grams]])] = True
         return cut & self._is_listed
@@ -255,27 +274,85 @@ class _Listing:
             first = stop
 
 
+class _Repetitions:
+    """Places of n-grams which overlap others of the same n-gram: those of a repetition.
+
+    Args:
+        places, grams: `(p,)`: ordered by n-gram, then by place.
+
+    Attributes:
+        is_first: `(p,)`: whether the place overlaps none before.
+        kept: `(p,)`: the first and the last one in each n tokens of a repetition: they hold all its tokens.
+    """
+
+    def __init__(self, places: Int64Array, grams: Int64Array, n: int) -> None:
+        self.is_first = np.ones(places.size, dtype=bool)
+        self.is_first[1:] = (grams[1:] != grams[:-1]) | (places[1:] - places[:-1] >= n)
+        begins = np.flatnonzero(self.is_first)
+        blocks = (places - np.repeat(places[begins], np.diff(begins, append=places.size))) // n
+        goes_on = ~self.is_first[1:] & (blocks[1:] == blocks[:-1])
+        self.kept = ~(np.append(False, goes_on) & np.append(goes_on, False))[: places.size]
+
+
 def _first_places(
-    starts: Int64Array, grams: Int64Array, count: NDArray[np.int32], num_places: int
-) -> NDArray[np.bool_]:
-    """Tell which places of n-grams are listed, and count them.
+    starts: Int64Array, grams: Int64Array, count: NDArray[np.int32], num_places: int, n: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Tell which places of n-grams are listed, and which are kept of a repetition; count them.
 
     Where n-grams follow one another in the corpus, all are as soon as one is: a rare one beside one that
-    stands everywhere shows the whole span.
+    stands everywhere shows the whole span. A repetition counts as one place.
     """
     order = np.argsort(grams, kind="stable")
     ordered = grams[order]
+    repetitions = _Repetitions(starts[order], ordered, n)
     begins = np.flatnonzero(np.diff(ordered, prepend=-1))
-    sizes = np.diff(begins, append=ordered.size)
-    rank = np.empty(grams.size, dtype=np.int64)
-    rank[order] = np.arange(grams.size) - np.repeat(begins, sizes)
-    is_first = count[grams] + rank < num_places
-    count[ordered[begins]] += sizes
+    before = repetitions.is_first.cumsum() - 1
+    is_first, kept = np.empty(grams.size, dtype=bool), np.empty(grams.size, dtype=bool)
+    rank = before - np.repeat(before[begins], np.diff(begins, append=ordered.size))
+    is_first[order] = count[ordered] + rank < num_places
+    kept[order] = repetitions.kept
+    if not begins.size:
+        return is_first, kept
+    count[ordered[begins]] += np.add.reduceat(repetitions.is_first, begins, dtype=np.int32)
     segments = np.flatnonzero(np.diff(starts, prepend=-2) != 1)
-    if not segments.size:
-        return is_first
     listed = np.logical_or.reduceat(is_first, segments)
-    return np.repeat(listed, np.diff(segments, append=starts.size))
+    return np.repeat(listed, np.diff(segments, append=starts.size)), kept
+
+
+def _without_shifted(
+    item: Int64Array, start: Int64Array, at: Int64Array, length: Int64Array, shift: int
+) -> NDArray[np.bool_]:
+    """Tell which spans are listed: of those shifted by less than `shift`, as few as hold their tokens."""
+    order = np.lexsort((start, start - at, item))
+    item, start, diagonal = item[order], start[order], (start - at)[order]
+    stop = start + length[order]
+    linked = np.zeros(order.size, dtype=bool)
+    linked[1:] = (item[1:] == item[:-1]) & (np.diff(diagonal) < shift)
+    linked[1:] &= (start[1:] < stop[:-1]) & (start[:-1] < stop[1:])
+    begins = np.flatnonzero(~linked)
+    sizes = np.diff(begins, append=order.size)
+    kept = np.ones(order.size, dtype=bool)
+    for first, size in zip(begins[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True):
+        its = slice(first, first + size)
+        kept[its] = False
+        kept[first + _cover(start[its], stop[its])] = True
+    found = np.empty(order.size, dtype=bool)
+    found[order] = kept
+    return found
+
+
+def _cover(start: Int64Array, stop: Int64Array) -> Int64Array:
+    """Return the fewest of some ranges that hold what all do, which is one range."""
+    order = np.lexsort((-stop, start))
+    start, stop = start[order], stop[order]
+    reach = np.maximum.accumulate(stop)
+    farthest = np.maximum.accumulate(np.where(np.diff(reach, prepend=-1) > 0, np.arange(stop.size), 0))
+    chosen, end = [], int(start[0])
+    while end < reach[-1]:
+        last = int(start.searchsorted(end, side="right")) - 1
+        chosen.append(int(farthest[last]))
+        end = int(reach[last])
+    return order[chosen]
 
 
 def _maximal(starts: Int64Array, at: Int64Array, counts: Int64Array, encoded: Encoded) -> Int64Array:

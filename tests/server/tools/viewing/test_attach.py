@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]] | bytes, list[str], str]] = {
     "too few by key": (ROWS[1:], ["--key", "id"], "has 39 rows"),
     "too many by key": ([*ROWS, ROWS[0]], ["--key", "id"], "has more than 40 rows"),
     "twice": ([*ROWS[1:], ROWS[9]], ["--key", "id"], "column 'id' has 'doc-9' in 2 rows"),
-    "null": ([*ROWS[1:], {"x": 1}], ["--key", "id"], "the table's column 'id' is null in 1 rows"),
+    "null": ([*ROWS[1:], {"x": 1}], ["--key", "id"], "the table's column 'id' is null in 1 row"),
     "null of ours": (
         [{**row, "url": row["id"]} for row in ROWS],
         ["--key", "url"],
