@@ -60,7 +60,7 @@ def sentences(report: dict[str, Any]) -> list[str]:
     if cut := sum(not each["is_complete"] for each in report["items"]):
         said.append(
             f"Not all places are listed of {counted(cut, 'item')}: n-grams stand in more than "
-            f"{counted(report['num_places'], 'place')}."
+            f"{counted(report['num_places'], 'place')}, or overlap themselves as in a line of `=`."
         )
     if "plan" in report:
         said.append(
