@@ -27,18 +27,20 @@ from corpus_server.read.gather import Gatherer, Selection
 from corpus_server.stores import Extent
 from corpus_server.work import Budget
 
-MAX_LOCATED_ROWS = 4096
-"""Rows located at once: 1.4 times the throughput at 64 x 1,025 of 256 rows, since NumPy's calls cost much
-the same for any number. More bring nothing. Each costs 9 to 12 bytes while the response is read."""
+MAX_LOCATED_ROWS = 8192
+"""Rows located at once, which are a loader's whole request at 64 x 1,025: NumPy's calls cost much the same
+for any number. Half as many take 1.5 times the CPU a window. Each costs 9 to 12 bytes while the response is
+read."""
 
 _STAGED_TOKENS = 1 << 16  # of a range whose extents are looked up at once: a view may hold a document in each
-_LOCATED_TOKENS = 1 << 22
+_LOCATED_TOKENS = 1 << 23
 """Predictions in rows that join pieces of documents: each piece has a location, and many are short. Counted
-without the token that each row has besides, 2,048 rows of 2,049 are located together, in 2 ms."""
+without the token that each row has besides, 4,096 rows of 2,049 are located together, in 5 ms; half as many
+take 1.2 times the CPU a row."""
 
 BLOCK_ROWS = 1024
 """Windows that are located together for small requests; half as many bring a tenth less. Of rows that join
-pieces, which cost more, `MAX_LOCATED_ROWS`."""
+pieces, which cost more, half of what a large request locates: one of the small ones waits for all."""
 
 MAX_BLOCKS = 512
 MAX_BLOCK_BYTES = 12 << 20
@@ -248,7 +250,7 @@ def select(
     options: dict[str, Any] = {"world_size": world_size, "masks": masks}
     most = BLOCK_ROWS
     if not bound.sampler.is_window:
-        most = min(MAX_LOCATED_ROWS, _LOCATED_TOKENS // bound.plan.seq_len)
+        most = min(MAX_LOCATED_ROWS, _LOCATED_TOKENS // bound.plan.seq_len) // 2
     size = most // (bound.sampler.num_located(len(rows), world_size) * count) * count
     if size <= count:
         return select_alone(bound, step, rows, count, **options), 0

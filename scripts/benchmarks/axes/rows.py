@@ -1,5 +1,7 @@
 """Measure the rows that join documents beside windows: tokens per second and their CPU, warm and cold.
 
+With `--before`, warm, windows and rows of documents of that commit's server are beside them.
+
 One corpus holds documents of web-like lengths (median 400 tokens, mean 1,000). A loader for each kind of rows
 takes batches from it, so that only where the tokens lie differs; warm, also from a view of half of it. Cold,
 the file is taken out of the page cache before every turn, and the server starts anew; it builds its tables
@@ -21,12 +23,12 @@ from corpus_server.tools.viewing.make import make_view
 from scripts.benchmarks import corpus, disk
 from scripts.benchmarks.axes.packing import lognormal
 from scripts.benchmarks.contender import Shape
-from scripts.benchmarks.contest import shapes_of
+from scripts.benchmarks.contest import BEFORE, shapes_of
 from scripts.benchmarks.corpus import NAME, VOCABULARY
 from scripts.benchmarks.measure import CPU, DELIVERY, Rounds, measure_once
 from scripts.benchmarks.ours import Ours
 from scripts.benchmarks.report import Options, Report
-from scripts.benchmarks.servers import serving
+from scripts.benchmarks.servers import checked_out, serving
 from tests.corpora import megatron_index
 
 HELP = "rows of documents beside windows, Megatron's rows and those of a view, warm and cold"
@@ -37,6 +39,7 @@ EOS = 0
 NUM_SAMPLES = 12_000_000  # of a run in Megatron's order: more than a loader takes in the time
 WINDOWS, DOCUMENTS, MEGATRON = "windows", "rows of documents", "Megatron's rows"
 OF_VIEW, DOCUMENTS_OF_VIEW = "windows of a view", "rows of documents of a view"
+EARLIER = f", {BEFORE}"
 IN_BLOCKS = "rows of documents, sequential, blocks of 4,096"
 OF_WINDOWS = 3.0  # CPU of a token of such rows, at most so many times that of a window's
 
@@ -50,8 +53,9 @@ def measure(options: Options) -> Report:
             rounds = Rounds(f"{title}, {shape} uint16", DELIVERY)
             measured(rounds, path, shape, options)
             report.data[rounds.title] = rounds.summary()
-            others = [name for name in rounds.values if name != WINDOWS]
-            report.tables.extend([rounds.table(), rounds.ratio_table([(each, WINDOWS) for each in others])])
+            before = [(name, name + EARLIER) for name in _plans(options) if name + EARLIER in rounds.values]
+            others = [(name, WINDOWS) for name in rounds.values if name != WINDOWS and EARLIER not in name]
+            report.tables.extend([rounds.table(), rounds.ratio_table(others + before)])
             if measured is _warm:
                 for name in (DOCUMENTS, MEGATRON):
                     report.targets.append(rounds.target(name, CPU, "at most", OF_WINDOWS, to=WINDOWS))
@@ -71,6 +75,10 @@ def _warm(rounds: Rounds, path: Path, shape: Shape, options: Options) -> None:
     with serving({NAME: served(path)}) as server, serving({NAME: view(path)}) as viewed, ExitStack() as stack:
         plans = [(name, server, plan) for name, plan in _plans(options).items()]
         plans += [(OF_VIEW, viewed, {}), (DOCUMENTS_OF_VIEW, viewed, _plans(options)[DOCUMENTS])]
+        if options.before is not None:
+            tree = stack.enter_context(checked_out(options.before))
+            earlier = stack.enter_context(serving({NAME: served(path)}, tree=tree))
+            plans += [(name + EARLIER, earlier, plan) for name, plan in _plans(options).items()]
         loaders = [
             stack.enter_context(closing(Ours(name, its, shape, path, **plan))) for name, its, plan in plans
         ]
