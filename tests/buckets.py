@@ -56,7 +56,10 @@ class Repeated:
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """Return `(stop - start,) uint16` tokens: what a response must hold."""
         first = (start + self._shift) % _PERIOD
-        return np.resize(np.roll(_block(), -first), stop - start) if stop > start else _block()[:0]
+        count = stop - start
+        if count <= _PERIOD:  # a view: what the bucket computes is no part of what is measured with it
+            return _block()[first : first + count]
+        return np.resize(_block()[first : first + _PERIOD], count)
 
 
 @dataclass
@@ -79,6 +82,11 @@ class Bucket(WebServer):
     num_requests: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _free_at: float = 0.0  # when the line has sent what it has taken
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long nothing has been sent."""
+        return time.monotonic() - self._free_at
 
     @property
     def environment(self) -> dict[str, str]:
@@ -179,9 +187,9 @@ def _etag(content: bytes | Repeated) -> str:
 
 
 def _block() -> np.ndarray:
-    """Return the tokens that all objects repeat."""
+    """Return the tokens that all objects repeat, twice."""
     if not _blocks:
-        _blocks.append(some_tokens(_PERIOD))
+        _blocks.append(np.tile(some_tokens(_PERIOD), 2))
     return _blocks[0]
 
 

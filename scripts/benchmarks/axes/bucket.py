@@ -3,10 +3,10 @@
 64 shards of 512 MiB are read in a bounded shuffle of 8 blocks of 64 MiB by 1, 2 and 4 replicas, each with an
 empty cache of its own and a rank of one plan; several also behind the shipped `store-cache.conf`. All ranks
 together use half of the bandwidth. The first batch is timed from the request for it, with the server running.
-A batch is late if the loop waits for it for more than 0.1 s. Bytes are counted by the bucket, from the third
-group to the end, because as much is fetched ahead at both; bytes that are used are those of the rows. A turn
-ends after 100 s, and whoever stalls has fewer steps then; with less than three groups all bytes count, those
-that were fetched ahead, too.
+A batch is late if the loop waits for it for more than 0.1 s. Bytes are counted by the bucket, between the first
+and the last beginning of a group at which it has nothing to send: then as much is fetched ahead as the caches
+have room for. Bytes that are used are those of the rows. A turn ends after 100 s, and whoever stalls has fewer
+steps then. Without two such groups all bytes count, those that were fetched ahead, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,7 @@ COLUMNS = {
 }
 SHARED = "one cache"
 LATE_SECONDS = 0.1
+IDLE_SECONDS = 0.3  # after which a bucket has nothing to send: it waits 30 ms, and nginx asks twice a second
 MOST_SECONDS = 100.0  # of a turn
 FIRST_SECONDS, BYTES_OF_ONE, BYTES_OF_ALL = 3.0, 1.05, 1.1
 
@@ -166,12 +167,19 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+class _Mark(NamedTuple):
+    """The bytes that the bucket had sent when a rank began a group, and whether it was idle."""
+
+    num_bytes: int
+    is_idle: bool
+
+
 @dataclass
 class _Rank:
-    """What a rank waited for, and the bytes that the bucket had sent when it began each group."""
+    """What a rank waited for, and what it saw when it began each group."""
 
     waits: list[float] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
+    marks: list[_Mark] = field(default_factory=list)
     failure: BaseException | None = None
 
 
@@ -210,9 +218,10 @@ def _figures(far: _Far, ranks: list[_Rank]) -> dict[str, float]:
         "steps": float(min(len(each.waits) for each in ranks)),
     }
     marks = ranks[0].marks
-    first = 2 if len(marks) > 3 else 0
-    used = (len(marks) - 1 - first) * far.group_steps * ROWS * WINDOW_BYTES
-    figures[PER_BYTE] = (marks[-1] - marks[first]) / used if used else math.inf
+    idle = [number for number, mark in enumerate(marks) if mark.is_idle and number > 0]
+    first, last = (idle[0], idle[-1]) if len(idle) > 1 else (0, len(marks) - 1)
+    used = (last - first) * far.group_steps * ROWS * WINDOW_BYTES
+    figures[PER_BYTE] = (marks[last].num_bytes - marks[first].num_bytes) / used if used else math.inf
     return figures
 
 
@@ -225,12 +234,12 @@ def _loop(far: _Far, bucket: Bucket, url: str, number: int, world_size: int, ran
 
 def _take(far: _Far, bucket: Bucket, url: str, number: int, world_size: int, rank: _Rank) -> None:
     period = 2 * ROWS * WINDOW_BYTES / far.bytes_per_second  # half of the bandwidth
-    start, began = bucket.num_bytes, time.monotonic()
+    began = time.monotonic()
     placement = Placement(rank=number, world_size=world_size)
     with CorpusLoader(url, plan=far.plan, device="cpu", dtype=None, placement=placement) as loader:
         for step in range(far.num_groups * far.group_steps + 1):
             if step % far.group_steps == 0:
-                rank.marks.append(bucket.num_bytes - start)
+                rank.marks.append(_Mark(bucket.num_bytes, bucket.idle_seconds > IDLE_SECONDS))
             asked = time.monotonic()
             batch = next(loader)
             rank.waits.append(time.monotonic() - asked)
