@@ -3,10 +3,10 @@
 64 shards of 512 MiB are read in a bounded shuffle of 8 blocks of 64 MiB by 1, 2 and 4 replicas, each with an
 empty cache of its own and a rank of one plan; several also behind the shipped `store-cache.conf`. All ranks
 together use half of the bandwidth. The first batch is timed from the request for it, with the server running.
-A batch is late if the loop waits for it for more than 0.1 s. Bytes are counted by the bucket, between the first
-and the last beginning of a group at which it has nothing to send: then as much is fetched ahead as the caches
-have room for. Bytes that are used are those of the rows. A turn ends after 100 s, and whoever stalls has fewer
-steps then. Without two such groups all bytes count, those that were fetched ahead, too.
+A batch is late if the loop waits for it for more than 0.1 s. Bytes are counted by the bucket, between the
+first and the last beginning of a group at which it has nothing to send: then as much is fetched ahead as the
+caches have room for. Bytes that are used are those of the rows. A turn ends after 100 s, and whoever stalls
+has fewer steps then. Without two such groups all bytes count, those that were fetched ahead, too.
 """
 
 from __future__ import annotations
