@@ -70,7 +70,7 @@ class NextUse:
         places = self._places[laid.seq_len]
         found: dict[int, list[tuple[int, int, int]]] = {}  # by source: number of the key, first and last row
         for number, key in enumerate(keys):
-            name, _, its_range = key.partition(".")
+            name, _, its_range = key.partition("/")
             if (place := places.get(name)) is None:
                 continue
             first, last = (place.row_at(int(byte)) for byte in its_range.split("-"))

@@ -96,10 +96,9 @@ def _random_access(bound: BoundPlan, sizes: list[ExtentSizes], cache_bytes: int)
     order = json.dumps(_fitting(bound, sizes, cache_bytes).to_json())
     used = rows * (placed.seq_len + 1) * bound.token_bytes
     return (
-        f"each step of {rows} rows reads {what} of up to {touched} of {num_extents} "
-        f"extents at random, {total:,} bytes together: about {new:.0f} of them, "
-        f"{new * total / num_extents:,.0f} bytes, would have to be fetched for every step, which uses "
-        f"{used:,}",
+        f"each step of {rows} rows reads {what} anywhere in {num_extents} extents, which have {total:,} "
+        f"bytes together, so it touches at most {touched} of them; about {new:.0f} of those are not in the "
+        f"cache: each step would fetch {new * total / num_extents:,.0f} bytes and use {used:,}",
         f'bounded shuffle, for example "order": {order}, or a larger --cache-bytes',
     )
 

@@ -1,7 +1,7 @@
 """The folder that holds extents of object stores as local files.
 
     CACHE/lock                       locked while room is made and a file is begun; says how much is there
-    CACHE/extents/KEY/tokens         an extent; KEY names one version of one object, and which bytes of it
+    CACHE/extents/KEY/tokens         an extent; KEY is OBJECT/START-STOP, of one version of an object
     CACHE/extents/KEY/.tokens.tmp    one that is being staged; whoever writes it has it locked
     CACHE/wrong/KEY                  of an object whose bytes have another MD5 than its store says: this one
     CACHE/corpora/...                see `mirror`
@@ -61,7 +61,7 @@ class _Kept(NamedTuple):
 
 def bytes_of(key: str) -> tuple[int, int]:
     """Return which bytes [start, stop) of its object an extent holds, by its key."""
-    start, _, stop = key.rpartition(".")[2].partition("-")
+    start, _, stop = key.rpartition("/")[2].partition("-")
     return int(start), int(stop)
 
 
@@ -113,14 +113,21 @@ class Cache:
     def keys(self) -> set[str]:
         """Return the keys of all extents, and of those that are being staged."""
         try:
-            return set(os.listdir(self.extents))  # noqa: PTH208 - a third of the time, of thousands
+            names = os.listdir(self.extents)  # noqa: PTH208 - a third of the time, of thousands
         except OSError:  # the whole cache was removed
             return set()
+        return {key for name in names for key in self._keys_of(name)}
+
+    def _keys_of(self, object_key: str) -> list[str]:
+        try:
+            names = os.listdir(f"{self.extents}/{object_key}")  # noqa: PTH208
+        except OSError:  # its last extent was removed a moment ago
+            return []
+        return [f"{object_key}/{name}" for name in names]
 
     def parts_of(self, object_key: str) -> dict[str, tuple[int, int]]:
         """Return the extents of an object that are there: keys, and which bytes [start, stop) each holds."""
-        prefix = f"{object_key}."
-        return {key: bytes_of(key) for key in self.keys() if key.startswith(prefix) and self.has(key)}
+        return {key: bytes_of(key) for key in self._keys_of(object_key) if self.has(key)}
 
     def held(self) -> tuple[int, int]:
         """Return how many extents there are, with those that are being staged, and their bytes."""
@@ -170,7 +177,7 @@ class Cache:
     def discard(self, key: str) -> None:
         """Remove an extent that is not what it was when it was staged, unless somebody has it open."""
         with suppress(OSError), self.locked() as lock:  # the whole cache may have been removed
-            lock.add(-_remove(self.extents / key))
+            lock.add(-self._remove(key))
 
     def sync(self, key: str) -> None:
         """Wait until an extent is on the disk. If the disk fails, take the extent away from everybody.
@@ -224,8 +231,8 @@ class Cache:
         folder = self.extents / key
         try:
             with self.locked() as lock, ExitStack() as opened:  # nobody counts one that has no room
-                folder.mkdir(exist_ok=True)
-                opened.callback(_remove_unfinished, folder)
+                folder.mkdir(parents=True, exist_ok=True)
+                opened.callback(self._remove_unfinished, key)
                 file = opened.enter_context(publishing(folder / _NAME, durable=False))
                 self._make_room(lock, num_bytes, urgent=urgent)
                 file.truncate(num_bytes)  # so that others count it
@@ -315,7 +322,7 @@ class Cache:
             # A time that is yet to come was written before the clock was set back.
             planned = abs(now - each.wanted_seconds) <= PLANNED_SECONDS
             if (urgent and excess > 0) or not planned:
-                removed = _remove(self.extents / each.key)
+                removed = self._remove(each.key)
                 self.num_evicted += removed > 0  # one thread at a time: the cache is locked
                 excess -= removed
                 lock.add(-removed)
@@ -329,16 +336,42 @@ class Cache:
     def _count_again(self, lock: _Lock) -> list[_Kept]:
         """Remove what killed processes left, and correct the sum of bytes; return all extents."""
         found = []
-        with os.scandir(self.extents) as folders:
-            for each in folders:
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    if (names := os.listdir(each.path)) != [_NAME]:  # noqa: PTH208 - half of the time
-                        _remove_unfinished(Path(each.path))
-                        names = os.listdir(each.path)  # noqa: PTH208
-                    num_bytes = sum(os.stat(f"{each.path}/{name}").st_size for name in names)  # noqa: PTH116
-                    found.append(_Kept(each.stat().st_mtime, each.name, num_bytes))
+        for key in self.keys():
+            path = f"{self.extents}/{key}"
+            with suppress(OSError):  # it was removed, or is nothing of ours
+                if (names := os.listdir(path)) != [_NAME]:  # noqa: PTH208 - half of the time
+                    self._remove_unfinished(key)
+                    names = os.listdir(path)  # noqa: PTH208
+                num_bytes = sum(os.stat(f"{path}/{name}").st_size for name in names)  # noqa: PTH116
+                found.append(_Kept(os.stat(path).st_mtime, key, num_bytes))  # noqa: PTH116
         lock.num_bytes = sum(each.num_bytes for each in found)
         return found
+
+    def _remove_unfinished(self, key: str) -> None:
+        """Remove what a killed process left."""
+        with suppress(OSError):  # someone is writing it, or has just removed it
+            remove_stale(self.extents / key / _NAME)
+        with suppress(OSError):  # there is an extent in it
+            self._remove_folder(key)
+
+    def _remove(self, key: str) -> int:
+        """Remove an extent that nobody has in use, and return how many bytes that freed."""
+        path = self.extents / key / _NAME
+        try:
+            with OpenFile(path) as file:
+                fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                self._remove_folder(key)
+                return file.size_bytes
+        except (OSError, CorpusServerError):
+            return 0
+
+    def _remove_folder(self, key: str) -> None:
+        """Remove the empty folder of an extent, and that of its object with the last one."""
+        folder = self.extents / key
+        folder.rmdir()
+        with suppress(OSError):
+            folder.parent.rmdir()
 
 
 class _Lock:
@@ -361,23 +394,3 @@ class _Lock:
     def add(self, num_bytes: int) -> None:
         """Add to the sum."""
         self.num_bytes += num_bytes
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process left."""
-    with suppress(OSError):  # someone is writing it, or has just removed it
-        remove_stale(folder / _NAME)
-    with suppress(OSError):  # there is an extent in it
-        folder.rmdir()
-
-
-def _remove(folder: Path) -> int:
-    """Remove an extent that nobody has in use, and return how many bytes that freed."""
-    try:
-        with OpenFile(folder / _NAME) as file:
-            fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / _NAME).unlink()
-            folder.rmdir()
-            return file.size_bytes
-    except (OSError, CorpusServerError):
-        return 0

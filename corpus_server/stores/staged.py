@@ -42,7 +42,7 @@ class Extent(NamedTuple):
     @property
     def part(self) -> Part:
         """Where it lies in the file, and its key in the cache."""
-        return Part(f"{self.file.key}.{self.start}-{self.stop}", self.start, self.stop)
+        return Part(f"{self.file.key}/{self.start}-{self.stop}", self.start, self.stop)
 
     @property
     def size_bytes(self) -> int:

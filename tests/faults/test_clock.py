@@ -70,11 +70,11 @@ def test_requests_are_answered_while_the_clock_jumps(tmp_path: Path, monkeypatch
 def test_a_clock_that_was_set_back_locks_no_room_in_the_cache(tmp_path: Path) -> None:
     """By its time a shard is planned for; a time that has not come yet says nothing."""
     cache = Cache(tmp_path / "cache", 1000)
-    for key, age in (("a", -DAY), ("b", 0.0)):
+    for key, age in (("o/a", -DAY), ("o/b", 0.0)):
         with cache.filling(key, 400, urgent=False) as file:
             file.write(bytes(400))
         os.utime(cache.extents / key, (time.time() - age,) * 2)
-    with cache.filling("c", 400, urgent=False) as file:
+    with cache.filling("o/c", 400, urgent=False) as file:
         file.write(bytes(400))
-    assert [key for key in "abc" if cache.has(key)] == ["b", "c"]
+    assert [each for each in "abc" if cache.has(f"o/{each}")] == ["b", "c"]
     assert PLANNED_SECONDS < DAY

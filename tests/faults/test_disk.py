@@ -121,7 +121,7 @@ def test_a_cache_on_a_disk_that_fails_gives_errors_and_never_tokens(
                 return response.status
 
             wait_until(lambda: check(0, 0) == 200)  # this disk is slow where the machine is busy
-            for copy in cache.glob("extents/*/tokens"):
+            for copy in cache.glob("extents/*/*/tokens"):
                 _drop_pages(copy)
             disk.fail(how)
             # A refused one waits for seconds, in which the shard might have come.

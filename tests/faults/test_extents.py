@@ -79,7 +79,7 @@ def is_right(response: Response, local: Path, step: int) -> bool:
 
 
 def staged(cache: Path) -> int:
-    return len(list((cache / "extents").glob("*/tokens")))
+    return len(list((cache / "extents").glob("*/*/tokens")))
 
 
 def late(change: Callable[[Reply], None]) -> stores.Fault:
@@ -179,13 +179,13 @@ def test_a_server_killed_between_two_extents_of_a_shard_goes_on_with_those_that_
     with start(tmp_path / "a", cache) as server:
         bucket.fault = late(stores.after(60.0))
         assert is_right(ask(server, 0), local, 0)
-        wait_until(lambda: list((cache / "extents").glob("*/.tokens.tmp")))
+        wait_until(lambda: list((cache / "extents").glob("*/*/.tokens.tmp")))
         server.kill()
         num_whole = staged(cache)
         assert num_whole > 0
         bucket.fault = lambda path, reply: None
         server.start()
-        assert (staged(cache), list((cache / "extents").glob("*/.tokens.tmp"))) == (num_whole, [])
+        assert (staged(cache), list((cache / "extents").glob("*/*/.tokens.tmp"))) == (num_whole, [])
         assert is_right(ask(server, 0), local, 0)
         assert is_right(ask(server, LAST), local, LAST)
 

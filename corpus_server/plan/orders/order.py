@@ -55,7 +55,9 @@ def neighbouring_extents(order: Order, extents: ExtentSizes) -> WorkingSet:
     """Return it for an order that reads one extent after its neighbour, either way."""
     sizes = extents.num_bytes
     most = int((sizes[:-1] + sizes[1:]).max(initial=0)) or int(sizes.sum())
-    return WorkingSet(most, "two extents after one another have up to", "fewer corpora")
+    return WorkingSet(
+        most, "two neighbouring extents of each source are needed at a time, up to", "fewer corpora"
+    )
 
 
 class Order(Named):

@@ -234,7 +234,7 @@ def shards(
         str, list[str]
     ] = {}  # by object, so that nothing is asked of the cache for thousands of others
     for key in cache.keys() if cache is not None and bound.is_staged else ():
-        kept.setdefault(key.partition(".")[0], []).append(key)
+        kept.setdefault(key.partition("/")[0], []).append(key)
     listed = []
     for number in used[np.argsort(first_step[used], kind="stable")].tolist():
         corpus, shard = bound.shards[number]

@@ -104,14 +104,14 @@ def test_one_that_was_killed_goes_on(bucket: Bucket, tmp_path: Path, words: tupl
     bucket.bytes_per_second = 200_000.0
     process = subprocess.Popen(command("stage", *words, "--steps", f"0:{GROUP_STEPS}"), env=environment())
     extents = tmp_path / "cache" / "extents"
-    wait_until(lambda: len(list(extents.glob("*/tokens"))) >= 3, "nothing is staged")
+    wait_until(lambda: len(list(extents.glob("*/*/tokens"))) >= 3, "nothing is staged")
     process.kill()
     process.wait()
     bucket.bytes_per_second = None
     done, _ = staged(*words, "--steps", f"0:{GROUP_STEPS}")
     assert done["fetched_bytes"] == done["missing_bytes"] < done["num_bytes"]
-    assert len(list(extents.glob("*/tokens"))) == done["num_extents"]
-    assert not list(extents.glob("*/.*"))
+    assert len(list(extents.glob("*/*/tokens"))) == done["num_extents"]
+    assert not list(extents.glob("*/*/.*"))
 
 
 def test_a_store_that_fails_for_a_moment_is_asked_again(bucket: Bucket, words: tuple[str, ...]) -> None:

@@ -71,7 +71,7 @@ def test_they_are_those_of_the_steps_to_come(catalog: Catalog, name: str, weight
 
 def test_of_what_no_plan_reads_nothing_is_known(catalog: Catalog) -> None:
     bound = bind(catalog, "sequential", {"a": 1.0})
-    keys = [f"{'0' * 40}.0-4096", catalog.corpora["b"].shards[0].file.extents[0].part.key]  # type: ignore[attr-defined]
+    keys = [f"{'0' * 40}/0-4096", catalog.corpora["b"].shards[0].file.extents[0].part.key]  # type: ignore[attr-defined]
     assert NextUse(bound).steps_until(5, keys).tolist() == [np.inf, np.inf]
     random = bind(catalog, "random", {"a": 1.0})
     keys = [catalog.corpora["a"].shards[0].file.extents[0].part.key]  # type: ignore[attr-defined]

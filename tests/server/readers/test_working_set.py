@@ -152,9 +152,9 @@ def test_a_working_set_is_found_without_a_look_at_each_block() -> None:
             "random",
             500,
             706,
-            "the cache holds 500 bytes, and with order random each step of 4 rows reads windows of up to 3 "
-            "of 3 extents at random, 706 bytes together: about 1 of them, 206 bytes, would have to be "
-            "fetched for every step, which uses 88",
+            "the cache holds 500 bytes, and with order random each step of 4 rows reads windows anywhere in "
+            "3 extents, which have 706 bytes together, so it touches at most 3 of them; about 1 of those are "
+            "not in the cache: each step would fetch 206 bytes and use 88",
             'bounded shuffle, for example "order": {"shuffle": {"block_windows": 121, "group_blocks": 1}}, '
             "or a larger --cache-bytes",
         ),
@@ -163,9 +163,9 @@ def test_a_working_set_is_found_without_a_look_at_each_block() -> None:
             "shuffle",
             1000,
             2226,
-            "the cache holds 1,000 bytes, and with order shuffle each step of 4 rows reads windows of up to "
-            "4 of 9 extents at random, 2,226 bytes together: about 2 of them, 545 bytes, would have to be "
-            "fetched for every step, which uses 88",
+            "the cache holds 1,000 bytes, and with order shuffle each step of 4 rows reads windows anywhere "
+            "in 9 extents, which have 2,226 bytes together, so it touches at most 4 of them; about 2 of "
+            "those are not in the cache: each step would fetch 545 bytes and use 88",
             'bounded shuffle, for example "order": {"shuffle": {"block_windows": 7, "group_blocks": 1}}, '
             "or a larger --cache-bytes",
         ),
@@ -174,8 +174,8 @@ def test_a_working_set_is_found_without_a_look_at_each_block() -> None:
             "sequential",
             1000,
             1488,
-            "the cache holds 1,000 bytes, and with order sequential two extents after one another have up to "
-            "1,488 bytes",
+            "the cache holds 1,000 bytes, and with order sequential two neighbouring extents of each source "
+            "are needed at a time, up to 1,488 bytes",
             "fewer corpora, or a larger --cache-bytes",
         ),
         (

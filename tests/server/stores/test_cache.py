@@ -27,7 +27,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def fill(cache: Cache, key: str, num_bytes: int, *, urgent: bool = False) -> None:
     with cache.filling(key, num_bytes, urgent=urgent) as file:
-        file.write(key[:1].encode() * num_bytes)
+        file.write(key[-1:].encode() * num_bytes)
 
 
 def age(cache: Cache, key: str, seconds: float = 2 * PLANNED_SECONDS) -> None:
@@ -36,7 +36,7 @@ def age(cache: Cache, key: str, seconds: float = 2 * PLANNED_SECONDS) -> None:
 
 
 def num_bytes(cache: Cache) -> int:
-    return sum(path.stat().st_size for path in cache.extents.glob("*/*"))
+    return sum(path.stat().st_size for path in cache.extents.glob("*/*/*"))
 
 
 def files_of(cache: Cache) -> list[str]:
@@ -44,11 +44,11 @@ def files_of(cache: Cache) -> list[str]:
 
 
 def test_an_extent_appears_when_it_is_whole(cache: Cache) -> None:
-    with cache.filling("a", 3, urgent=False) as file:
+    with cache.filling("o/a", 3, urgent=False) as file:
         file.write(b"abc")
-        assert not cache.has("a")
-        assert cache.open("a") is None
-    opened = cache.open("a")
+        assert not cache.has("o/a")
+        assert cache.open("o/a") is None
+    opened = cache.open("o/a")
     assert opened is not None
     with opened as file:
         assert file.read(0, 3) == b"abc"
@@ -57,7 +57,7 @@ def test_an_extent_appears_when_it_is_whole(cache: Cache) -> None:
 
 def test_a_failure_leaves_nothing(cache: Cache) -> None:
     def fail() -> None:
-        with cache.filling("a", 3, urgent=False) as file:
+        with cache.filling("o/a", 3, urgent=False) as file:
             file.write(b"ab")
             raise KeyError
 
@@ -66,66 +66,71 @@ def test_a_failure_leaves_nothing(cache: Cache) -> None:
     assert files_of(cache) == []
 
 
+def held(cache: Cache, names: str) -> str:
+    """Return which extents are there, of one object."""
+    return "".join(each for each in names if cache.has(f"o/{each}"))
+
+
 def test_the_one_wanted_longest_ago_makes_room(cache: Cache) -> None:
-    for key, seconds in {"a": 20, "b": 40, "c": 30}.items():
+    for key, seconds in {"o/a": 20, "o/b": 40, "o/c": 30}.items():
         fill(cache, key, 300)
         age(cache, key, seconds)
-    cache.touch("b")
-    fill(cache, "d", 300)
-    assert [key for key in "abcd" if cache.has(key)] == ["a", "b", "d"]
+    cache.touch("o/b")
+    fill(cache, "o/d", 300)
+    assert held(cache, "abcd") == "abd"
 
 
 def test_the_one_needed_last_makes_room_and_before_it_those_that_nobody_needs(cache: Cache) -> None:
     """Whenever they were wanted."""
-    needed_in = {"a": 7.0, "b": 9.0, "c": 8.0}
+    needed_in = {"o/a": 7.0, "o/b": 9.0, "o/c": 8.0}
     cache.needed_in = lambda keys: [needed_in.get(key, math.inf) for key in keys]
-    for key, seconds in {"a": 40, "b": 20, "x": 20, "c": 30, "y": 30}.items():
+    for key, seconds in {"o/a": 40, "o/b": 20, "o/x": 20, "o/c": 30, "o/y": 30}.items():
         fill(cache, key, 200)
         age(cache, key, seconds)
     left = []
-    for key in "1234":
+    for key in ("1/1", "2/2", "3/3", "4/4"):
         fill(cache, key, 200)
         cache.touch(key)
-        left.append("".join(each for each in "abcxy" if cache.has(each)))
+        left.append(held(cache, "abcxy"))
     assert left == ["abcx", "abc", "ac", "a"]
 
 
 def test_one_in_use_stays(cache: Cache) -> None:
-    fill(cache, "a", 600)
-    age(cache, "a")
-    opened = cache.open("a")
+    fill(cache, "o/a", 600)
+    age(cache, "o/a")
+    opened = cache.open("o/a")
     assert opened is not None
     with opened, pytest.raises(CacheFull, match="--cache-bytes is 1000"):
-        fill(cache, "b", 600, urgent=True)
-    assert files_of(cache) == ["a", "a/tokens"]
-    fill(cache, "b", 600)
-    assert files_of(cache) == ["b", "b/tokens"]
+        fill(cache, "o/b", 600, urgent=True)
+    assert files_of(cache) == ["o", "o/a", "o/a/tokens"]
+    fill(cache, "o/b", 600)
+    assert files_of(cache) == ["o", "o/b", "o/b/tokens"]
 
 
 def test_one_that_somebody_plans_for_makes_room_only_for_a_request_that_waits(cache: Cache) -> None:
-    fill(cache, "a", 600)
+    fill(cache, "o/a", 600)
     with pytest.raises(CacheFull):
-        fill(cache, "b", 600)
-    fill(cache, "b", 600, urgent=True)
-    assert not cache.has("a")
-    cache.touch("b", planned=False)
-    fill(cache, "c", 600)
+        fill(cache, "o/b", 600)
+    fill(cache, "o/b", 600, urgent=True)
+    assert not cache.has("o/a")
+    cache.touch("o/b", planned=False)
+    fill(cache, "o/c", 600)
 
 
 def test_an_extent_larger_than_the_cache_is_refused(cache: Cache) -> None:
     with pytest.raises(CacheFull):
-        fill(cache, "a", 1001)
+        fill(cache, "o/a", 1001)
     assert files_of(cache) == []
 
 
 def test_the_same_extent_is_staged_once(cache: Cache) -> None:
     with (
-        cache.filling("a", 3, urgent=False),
+        cache.filling("o/a", 3, urgent=False),
         pytest.raises(BlockingIOError),
-        cache.filling("a", 3, urgent=True),
+        cache.filling("o/a", 3, urgent=True),
     ):
         pass
-    assert cache.has("a")
+    assert cache.has("o/a")
 
 
 def test_extents_count_before_the_disk_has_made_room_for_them(
@@ -134,7 +139,7 @@ def test_extents_count_before_the_disk_has_made_room_for_them(
     """Making room takes long, and the cache is not locked meanwhile."""
     counted: list[int] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: counted.append(num_bytes(cache)))
-    fill(cache, "a", 600)
+    fill(cache, "o/a", 600)
     assert counted == [600]
 
 
@@ -146,14 +151,14 @@ def test_a_full_disk_is_said_before_anything_is_fetched(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CacheFull, match="No space left on device"):
-        fill(cache, "a", 3)
+        fill(cache, "o/a", 3)
     assert files_of(cache) == []
 
 
 def test_what_a_killed_process_left_is_removed(cache: Cache) -> None:
     script = (
         "import sys, time; from pathlib import Path; from corpus_server.stores.cache import Cache\n"
-        f"with Cache(Path({str(cache.folder)!r}), 1000).filling('a', 600, urgent=False):\n"
+        f"with Cache(Path({str(cache.folder)!r}), 1000).filling('o/a', 600, urgent=False):\n"
         "    print('begun', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
@@ -163,47 +168,47 @@ def test_what_a_killed_process_left_is_removed(cache: Cache) -> None:
         assert process.stdout.readline() == "begun\n"
         assert num_bytes(cache) == 600
         with pytest.raises(CacheFull):
-            fill(cache, "b", 600)
+            fill(cache, "o/b", 600)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    fill(cache, "b", 600)
-    assert files_of(cache) == ["b", "b/tokens"]
+    fill(cache, "o/b", 600)
+    assert files_of(cache) == ["o", "o/b", "o/b/tokens"]
 
 
 def test_a_machine_that_was_started_again_has_an_empty_cache(cache: Cache) -> None:
-    fill(cache, "a", 3)
+    fill(cache, "o/a", 3)
     Cache(cache.folder, 1000)
-    assert cache.has("a")
+    assert cache.has("o/a")
     (cache.folder / "boot").write_bytes(b"an earlier one")
     Cache(cache.folder, 1000)
-    assert not cache.has("a")
-    fill(cache, "a", 3)
+    assert not cache.has("o/a")
+    fill(cache, "o/a", 3)
     Cache(cache.folder, 1000)
-    assert cache.has("a")
+    assert cache.has("o/a")
 
 
 def test_one_that_is_removed_while_it_is_opened_is_not_there(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bytes would still be right, but nothing would say when the disk did not take them."""
-    fill(cache, "a", 3)
+    fill(cache, "o/a", 3)
     lock = fcntl.flock
 
     def remove_first(fd: int, how: int) -> None:
-        (cache.extents / "a" / "tokens").unlink()
+        (cache.extents / "o" / "a" / "tokens").unlink()
         lock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
-    assert cache.open("a") is None
+    assert cache.open("o/a") is None
 
 
 def test_a_disk_that_does_not_take_an_extent_takes_it_from_everybody(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(cache, "a", 3)
-    cache.sync("a")
+    fill(cache, "o/a", 3)
+    cache.sync("o/a")
     cache.sync("none")
-    opened = cache.open("a")
+    opened = cache.open("o/a")
     assert opened is not None
     with opened as file:
 
@@ -211,8 +216,8 @@ def test_a_disk_that_does_not_take_an_extent_takes_it_from_everybody(
             raise OSError(errno.EIO, "Input/output error")
 
         monkeypatch.setattr(os, "fdatasync", fail)
-        cache.sync("a")
-        assert not cache.has("a")
+        cache.sync("o/a")
+        assert not cache.has("o/a")
         assert os.fstat(file.fd).st_nlink == 0
 
 
@@ -224,7 +229,7 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
 
 def test_without_descriptors_an_extent_cannot_be_opened_and_nobody_waits(cache: Cache) -> None:
     """Not an extent that was removed a moment ago, for which the cache looks again."""
-    fill(cache, "a", 10)
+    fill(cache, "o/a", 10)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 8, limits[1]))
     try:
@@ -233,11 +238,11 @@ def test_without_descriptors_an_extent_cannot_be_opened_and_nobody_waits(cache: 
             while True:
                 held.append(os.dup(0))
         with pytest.raises(UnreadableCorpus, match=r"Too many open files.*ulimit -n"):
-            cache.open("a")
+            cache.open("o/a")
     finally:
         for fd in held:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    opened = cache.open("a")
+    opened = cache.open("o/a")
     assert opened is not None
     opened.close()

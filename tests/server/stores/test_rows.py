@@ -259,8 +259,9 @@ def test_rows_of_documents_are_those_of_local_files(world: World) -> None:
     problem = refused("shuffle")
     assert "bounded shuffle, for example" in problem["remedy"]
     # A row holds pieces of two documents in the mean, and a step fetches extents, not shards.
-    assert "each step of 8 rows reads pieces of up to 16 of 20 extents at random" in problem["detail"]
-    assert "800,000 bytes together: about 8 of them, 320,000 bytes" in problem["detail"]
+    assert "each step of 8 rows reads pieces anywhere in 20 extents" in problem["detail"]
+    assert "at most 16 of them; about 8 of those are not in the cache" in problem["detail"]
+    assert "each step would fetch 320,000 bytes" in problem["detail"]
     problem = refused({"shuffle": {"block_windows": 200, "group_blocks": 6}})
     assert "shards count as a whole: a row may lie anywhere in its shard" in problem["detail"]
 

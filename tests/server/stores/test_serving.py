@@ -110,10 +110,10 @@ class Served:
 
     def copies(self) -> set[Path]:
         """Return the extents in the cache."""
-        return set((self.cache / "extents").glob("*/tokens"))
+        return set((self.cache / "extents").glob("*/*/tokens"))
 
     def unfinished(self) -> set[Path]:
-        return set((self.cache / "extents").glob("*/.tokens.tmp"))
+        return set((self.cache / "extents").glob("*/*/.tokens.tmp"))
 
 
 def serving(web: WebServer, folder: Path, extent_bytes: int, names: Sequence[str]) -> Served:
@@ -282,7 +282,7 @@ def test_a_server_killed_while_it_stages_leaves_nothing(in_parts: Served, web: W
     web.fault = lambda path, reply: None
     in_parts.server.start()
     assert in_parts.unfinished() == set()
-    assert set((in_parts.cache / "extents").iterdir()) == {each.parent for each in copies}
+    assert set((in_parts.cache / "extents").glob("*/*")) == {each.parent for each in copies}
     assert in_parts.is_right("killed")
 
 
@@ -409,7 +409,7 @@ def test_a_loop_over_more_than_the_cache_never_waits_and_what_is_staged_is_seen(
             if step == num_steps // 2:
                 workers.restart()
         late = [round(wait, 2) for step, wait in enumerate(waits) if wait > 1.0 and step > 0]
-    held = sum(path.stat().st_size for path in (tmp_path / "cache" / "extents").glob("*/*"))
+    held = sum(path.stat().st_size for path in (tmp_path / "cache" / "extents").glob("*/*/*"))
     rows_seen = sorted(row.tobytes() for batch in seen for row in batch)
     assert rows_seen == sorted(row.tobytes() for row in windows(shards(NUM_SHARDS)))
     assert held <= CACHE_SHARDS * SHARD_BYTES
