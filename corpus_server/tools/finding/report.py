@@ -24,7 +24,8 @@ _PLAIN: Final = {
 
 def summary(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of a table with a line for each corpus."""
-    head = ["corpus", "tokens", "items", "items found", *_share_names(report), "spans", "documents"]
+    head = ["corpus", "tokens", "items looked for", "items found", *_share_names(report)]
+    head += ["spans", "documents"]
     has_steps = "plan" in report
     head += ["items seen", "first step"] if has_steps else []
     rows = []
