@@ -21,6 +21,9 @@ _Call = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]]
 class Threads:
     """Threads of which the one that ended its work last takes the next.
 
+    One of them, if there are several, is kept for work that does not say that it takes long. Such work, and
+    work that takes long, each wait in the order in which they came.
+
     All of them run from the start: no request can fail because no thread can be started. Beside the standard
     library's pool, whose threads take turns, and its two futures for each call, a request of 16 x 1,025 costs
     0.85 of the CPU (`scripts/bench latency`); see docs/performance.md.
@@ -32,7 +35,11 @@ class Threads:
     def __init__(self, number: int, name: str) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[_Call] = deque()
-        self._idle: list[SimpleQueue[_Call | None]] = []  # of each idle thread
+        self._waiting_long: deque[_Call] = deque()
+        self._max_long = max(1, number - 1)
+        self._long: set[int] = set()  # threads whose work takes long
+        self._long_is_next = False
+        self._idle: list[SimpleQueue[None]] = []  # of each idle thread, which wakes it
         self._closed = False
         self._threads: list[threading.Thread] = []
         try:
@@ -44,15 +51,26 @@ class Threads:
             self.close()
             raise Overloaded(f"the {number} threads for {name} cannot be started: {error}") from error
 
-    async def run(self, work: Callable[[], T]) -> T:
+    @property
+    def are_wanted(self) -> bool:
+        """Whether work waits for one of them."""
+        return bool(self._waiting or self._waiting_long)
+
+    def takes_long(self) -> bool:
+        """Say so of the work of this thread; return whether it may go on, or shall be run again as long."""
+        with self._lock:
+            if len(self._long) < self._max_long:
+                self._long.add(threading.get_ident())
+            return threading.get_ident() in self._long
+
+    async def run(self, work: Callable[[], T], *, is_long: bool = False) -> T:
         """Run work in a thread, and return or raise what it does."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         with self._lock:
-            if self._idle:
-                self._idle.pop().put((loop, future, work))
-            else:
-                self._waiting.append((loop, future, work))
+            (self._waiting_long if is_long else self._waiting).append((loop, future, work))
+            if self._idle and (not is_long or len(self._long) < self._max_long):
+                self._idle.pop().put(None)
         return await future
 
     def close(self) -> None:
@@ -60,23 +78,35 @@ class Threads:
         with self._lock:
             self._closed = True
             self._waiting.clear()
+            self._waiting_long.clear()
             for inbox in self._idle:
                 inbox.put(None)
             self._idle.clear()
         for thread in self._threads:
             thread.join()
 
+    def _next(self) -> _Call | None:
+        """Return work for this thread; short work and long work take turns."""
+        self._long.discard(threading.get_ident())
+        is_free = len(self._long) < self._max_long
+        if self._waiting_long and is_free and (self._long_is_next or not self._waiting):
+            self._long_is_next = False
+            self._long.add(threading.get_ident())
+            return self._waiting_long.popleft()
+        self._long_is_next = True
+        return self._waiting.popleft() if self._waiting else None
+
     def _work(self) -> None:
-        inbox: SimpleQueue[_Call | None] = SimpleQueue()
+        inbox: SimpleQueue[None] = SimpleQueue()
         while True:
             with self._lock:
                 if self._closed:
                     return
-                call = self._waiting.popleft() if self._waiting else None
-                if call is None:
+                if (call := self._next()) is None:
                     self._idle.append(inbox)
-            if call is None and (call := inbox.get()) is None:
-                return
+            if call is None:
+                inbox.get()
+                continue
             loop, future, work = call
             try:
                 settle = partial(_settle, future, work())

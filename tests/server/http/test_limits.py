@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -161,6 +163,37 @@ def test_a_reader_that_goes_away_frees_its_place(tight: RunningServer) -> None:
         with stalled_readers(tight, MAX_RESPONSES):
             assert tight.active_requests() == MAX_RESPONSES
         tight.wait_until_idle(SEND_TIMEOUT_SECONDS / 2)
+
+
+@pytest.mark.parametrize("large", ["checksum=true", "checksum=tail", "format=json&count=30"])
+def test_a_small_response_does_not_wait_for_large_ones(roomy: RunningServer, large: str) -> None:
+    """Twelve strangers' responses of 200,000 rows, each a tenth of a second of work, for four threads."""
+    finished: list[int] = []
+    target = f"/v1/batches?corpus=big&seq_len=16&batch_size=1024&step=0&{large}"
+    target += "" if "count" in large else "&count=200"
+
+    def ask(_: int) -> None:
+        with socket.create_connection(host_and_port(roomy.url), 300) as connection:
+            asked.release()
+            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            status = connection.recv(12)
+            while connection.recv(1 << 20):
+                pass
+            assert status == b"HTTP/1.1 200"
+            finished.append(1)
+
+    asked = threading.Semaphore(0)
+    with ThreadPoolExecutor(12) as strangers:
+        answers = [strangers.submit(ask, number) for number in range(12)]
+        for _ in answers:
+            asked.acquire()
+        before = [len(finished)]
+        for step in range(3):
+            assert roomy.get("/v1/batches", corpus="big", seq_len=16, batch_size=4, step=step).status == 200
+            before.append(len(finished))
+        for answer in answers:
+            answer.result()
+    assert before[-1] < 6, before
 
 
 def test_a_response_above_the_limit_of_the_server_is_refused(tmp_path: Path, big: ServedCorpus) -> None:
