@@ -183,7 +183,7 @@ def read_rows(part: Part, sources: tuple[str, ...], start: int, stop: int) -> It
     numbers = {name: number for number, name in enumerate(sources)}
     try:
         with open_regular(part.path) as file:
-            whole = parquet.ParquetFile(file, read_dictionary=["source"])
+            whole = parquet.ParquetFile(file, read_dictionary=["source"], page_checksum_verification=True)
             for batch in whole.iter_batches(BATCH_ROWS, columns=list(_COLUMNS), use_threads=False):
                 step, row, source, loss = (batch.column(name) for name in _COLUMNS)
                 named = source.dictionary.to_pylist()

@@ -284,7 +284,9 @@ def _hidden(path: Path) -> Path:
 
 def _write_whole(path: Path, table: Any) -> None:
     body = importlib.import_module("pyarrow").BufferOutputStream()
-    importlib.import_module("pyarrow.parquet").write_table(table, body, compression="zstd")
+    importlib.import_module("pyarrow.parquet").write_table(
+        table, body, compression="zstd", write_page_checksum=True
+    )
     partial = _hidden(path)
     try:
         with partial.open("wb") as file:

@@ -273,7 +273,11 @@ class _File(Closing):
                 else [its.name for its in self.schema if str(its.type) in _TEXTS]
             )
             parquet = self._parquet.ParquetFile(
-                _Reader(self._file), metadata=self._footer, read_dictionary=texts, buffer_size=buffer_bytes
+                _Reader(self._file),
+                metadata=self._footer,
+                read_dictionary=texts,
+                buffer_size=buffer_bytes,
+                page_checksum_verification=True,
             )
             groups = None if group is None else [group]
             read = parquet.iter_batches(size, row_groups=groups, columns=names, use_threads=False)

@@ -47,7 +47,7 @@ def write_files(folder: Path, tables: Iterable[Any]) -> int:
             continue
         with (
             publishing(path) as file,
-            parquet.ParquetWriter(file, first.schema, compression="zstd") as writer,
+            parquet.ParquetWriter(file, first.schema, compression="zstd", write_page_checksum=True) as writer,
         ):
             for each in its:
                 writer.write_table(each, row_group_size=GROUP_ROWS)

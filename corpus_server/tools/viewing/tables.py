@@ -101,7 +101,7 @@ def _open(path: Path) -> io.BufferedReader:
 def _read_parquet(path: Path, keep: Collection[str] | None) -> Iterator[Any]:
     arrow = optional_package("pyarrow", extra="build", purpose=_PURPOSE)
     parquet = optional_package("pyarrow.parquet", extra="build", purpose=_PURPOSE)
-    with parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         schema = file.schema_arrow
         nested = _NESTED in schema.names and arrow.types.is_struct(schema.field(_NESTED).type)
         inner = [field.name for field in schema.field(_NESTED).type] if nested else []

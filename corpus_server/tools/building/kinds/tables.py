@@ -117,7 +117,8 @@ def _opened(piece: Slice) -> Iterator[tuple[Any, int, Callable[[list[str]], Iter
 
 
 def _parquet(path: str) -> Any:
-    return optional_package("pyarrow.parquet", extra="build", purpose=path).ParquetFile(path)
+    parquet = optional_package("pyarrow.parquet", extra="build", purpose=path)
+    return parquet.ParquetFile(path, page_checksum_verification=True)  # where the writer made checksums
 
 
 def _column(piece: Slice, schema: Any, options: BuildOptions) -> str:

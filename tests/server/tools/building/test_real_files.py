@@ -362,6 +362,15 @@ def test_what_follows_the_first_stream_of_a_compressed_file_is_read_or_refused(
         assert "a.jsonl" in refusal(write(tmp_path / f"a.jsonl{suffix}", damaged))
 
 
+def test_a_page_of_a_parquet_file_that_its_checksum_refutes(tmp_path: Path) -> None:
+    table = pa.table({"text": [f"document number {each}" for each in range(50)]})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    assert len(read(path)) == 50
+    path.write_bytes(path.read_bytes().replace(b"document number 7", b"document number 6"))
+    assert "CRC checksum verification failed" in refusal(path)
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (1, 2, 1 << 20):
         monkeypatch.setattr("corpus_server.tools.building.kinds.text._READ_BYTES", size)
