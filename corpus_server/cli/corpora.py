@@ -336,7 +336,7 @@ def _indexed(indexed: Indexed) -> list[str]:
     lines = [f"{counted(indexed.num_documents, 'document')} in {counted(indexed.num_tokens, 'token')}"]
     for action, said in (
         ("written", "indexed; the ends are beside them in *.documents"),
-        ("kept", "were indexed already"),
+        ("kept", "indexed already"),
         ("own", "left alone: their format has its own index"),
     ):
         if count := sum(shard.action == action for shard in indexed.shards):

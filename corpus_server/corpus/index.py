@@ -22,7 +22,7 @@ import xxhash
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.formats.documents import END_DTYPE, HEADER_BYTES, DocumentsHeader, documents_path
 from corpus_server.corpus.formats.layout import Ends
-from corpus_server.corpus.opening import check_eot, open_shards
+from corpus_server.corpus.opening import check_eot, find_eot, open_shards
 from corpus_server.corpus.progress import Meter, Progress
 from corpus_server.corpus.publish import publishing, remove_stale
 from corpus_server.corpus.shards import Shard, content_digest, open_sidecar
@@ -76,8 +76,9 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
     Keeps a sidecar that is right already, unless `force` is set, and replaces one for another id or other
     content. Skips a shard whose format has its own index. A document ends behind an end-of-text token, or
     begins with one: as the spec says, as is usual in the format, or as the tokens at the ends of the shards
-    look. If the spec says no token, the ends are those that side files list (OLMo's `.csv.gz`). If both are
-    there and differ, only `force` takes those of the token. Shards are indexed whole, also where the corpus
+    look. If the spec says no token, the ends are those that side files list (OLMo's `.csv.gz`), or the token
+    is that of the sidecars that are there. If token and side files
+    differ, only `force` takes those of the token. Shards are indexed whole, also where the corpus
     has a `token_range`.
 
     Raises:
@@ -92,15 +93,26 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
         if (eot := spec.eot) is not None:
             check_eot(eot, shards)
         elif any(shard.documents is None and shard.listed_ends is None for shard in shards):
-            raise InvalidParameter(
-                "the id of the end-of-text token is missing", parameter="eot", remedy=spec.index_command()
-            )
+            eot = _indexed_eot(spec)
+            if eot is None:
+                raise InvalidParameter(
+                    "the id of the end-of-text token is missing", parameter="eot", remedy=spec.index_command()
+                )
         files = [list(runs) for _, runs in groupby(shards, key=lambda shard: shard.file)]
         eot_first, is_sure = (False, True) if eot is None else _find_place(spec, files, eot, force=force)
         missing = sum(shard.data_bytes for shard in shards if shard.documents is None)
         meter = Meter("reading", missing, progress)
         done = tuple(_index_file(runs, eot, meter, eot_first=eot_first, force=force) for runs in files)
         return Indexed(eot, eot_first, is_sure, done, sum(shard.num_tokens for shard in shards))
+
+
+def _indexed_eot(spec: CorpusSpec) -> int | None:
+    """Return the end-of-text id of the sidecars that are there; None if there are none, or damaged ones."""
+    with ExitStack() as opened:
+        try:
+            return find_eot(spec, open_shards(dataclasses.replace(spec, token_range=None), opened))
+        except UnreadableCorpus:
+            return None
 
 
 def _find_place(

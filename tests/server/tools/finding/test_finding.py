@@ -392,13 +392,14 @@ def test_one_of_something_is_no_plural(tmp_path: Path) -> None:
     built = run_here(
         "build", tmp_path / "one.jsonl", "--tokenizer", "bytes", "--eot", "0", "--out", tmp_path / "one"
     )
-    indexed = run_here("index", tmp_path / "one", "--force")
+    indexed = run_here("index", tmp_path / "one")
     found = run_here("find", tmp_path / "one", "--text", "a", "-n", "1", "--out", tmp_path / "report")
     assert "1 item; an item is found if 1 token of it stands in a corpus" in found.stdout
     said = "".join(each.stdout + each.stderr for each in (built, indexed, found))
     said += "".join((tmp_path / "report" / name).read_text() for name in ("report.md", "report.html"))
     assert re.findall(r"\b1 (?:\w+ )?(?:items|tokens|documents|places|shards)\b", said) == []
-    assert found.returncode == 0
+    assert (found.returncode, indexed.returncode) == (0, 0)
+    assert indexed.stdout == "1 document in 3 tokens\n  1 shard indexed already\n"
 
 
 def test_the_figures_of_many_corpora_fit_a_terminal(tmp_path: Path) -> None:
