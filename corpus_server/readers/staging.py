@@ -156,7 +156,11 @@ class Stager(Closing):
             at the deadline, or with the reason why one of them cannot be staged.
         """
         extents = set(extents)
-        missing = {extent for extent in extents if not (extent.attach() and _is_good(extent))}
+        missing = {
+            extent
+            for extent in extents
+            if not (extent.file.is_surely_good(extent) or (extent.attach() and _is_good(extent)))
+        }
         now = time.monotonic()
         with self._changed:
             self._asked_at.update(dict.fromkeys(extents, now))

@@ -226,7 +226,7 @@ class Cache:
 
         Raises:
             CacheFull: there is no room for it: within the limit, or on the disk.
-            BlockingIOError: someone else is staging it.
+            BlockingIOError: someone else is staging it, or has just done so.
         """
         folder = self.extents / key
         try:
@@ -234,6 +234,8 @@ class Cache:
                 folder.mkdir(parents=True, exist_ok=True)
                 opened.callback(self._remove_unfinished, key)
                 file = opened.enter_context(publishing(folder / _NAME, durable=False))
+                if self.has(key):  # to replace it would take it from whoever has it open
+                    raise BlockingIOError(f"{key} is there")
                 self._make_room(lock, num_bytes, urgent=urgent)
                 file.truncate(num_bytes)  # so that others count it
                 lock.add(num_bytes)

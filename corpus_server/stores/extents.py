@@ -255,9 +255,14 @@ def _distinct(
 
     Two may begin at one byte: the extent of a short block at the beginning of a shard, and that of the next.
     """
-    order = np.lexsort((stops, codes))
+    order = codes.argsort(kind="stable")
+    ordered, ends = codes[order], stops[order]
     is_new = np.ones(codes.size, np.bool_)
-    is_new[1:] = (np.diff(codes[order]) != 0) | (np.diff(stops[order]) != 0)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    if (~is_new[1:] & (ends[1:] != ends[:-1])).any():  # seldom
+        order = np.lexsort((stops, codes))
+        ordered, ends = codes[order], stops[order]
+        is_new[1:] = (ordered[1:] != ordered[:-1]) | (ends[1:] != ends[:-1])
     begins = np.flatnonzero(is_new)
     numbers = np.empty(codes.size, np.intp)
     numbers[order] = is_new.cumsum() - 1

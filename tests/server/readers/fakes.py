@@ -24,6 +24,9 @@ class SimpleFile:
 
     owner = ""
 
+    def is_surely_good(self, extent: FakeExtent) -> bool:
+        return False
+
 
 class FakeExtent:
     """An extent that a store delivers at once, after some failures; remembers what was done to it.

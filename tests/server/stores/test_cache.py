@@ -133,6 +133,19 @@ def test_the_same_extent_is_staged_once(cache: Cache) -> None:
     assert cache.has("o/a")
 
 
+def test_an_extent_that_is_there_is_not_staged_again(cache: Cache) -> None:
+    """Another process may stage it between a look for it and its turn: the copy that is mapped must stay."""
+    fill(cache, "o/a", 600)
+    opened = cache.open("o/a")
+    assert opened is not None
+    with opened:
+        with pytest.raises(BlockingIOError):
+            fill(cache, "o/a", 600)
+        assert os.fstat(opened.fd).st_nlink == 1
+    assert files_of(cache) == ["o", "o/a", "o/a/tokens"]
+    assert cache.held() == (1, 600)
+
+
 def test_extents_count_before_the_disk_has_made_room_for_them(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
