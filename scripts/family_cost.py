@@ -103,15 +103,18 @@ class Server:
         return float(times.user + times.system)
 
     def memory(self) -> float:
-        """Return MiB that the worker has for itself."""
-        return float(self._worker.memory_full_info().uss) / MIB
+        """Return MiB that the worker has, without the files that it maps, which all plans share."""
+        return self._status("RssAnon")
 
     def peak(self, *, is_new: bool = False) -> float:
         """Return MiB that the worker took at most, mapped files included; begin anew before."""
         if is_new:
             Path(f"/proc/{self._worker.pid}/clear_refs").write_text("5")
-        status = Path(f"/proc/{self._worker.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+        return self._status("VmHWM")
+
+    def _status(self, name: str) -> float:
+        text = Path(f"/proc/{self._worker.pid}/status").read_text()
+        return int(text.split(f"{name}:")[1].split()[0]) / 1024
 
 
 def measure(server: Server, rows: str, num_members: int) -> None:
@@ -135,7 +138,7 @@ def measure(server: Server, rows: str, num_members: int) -> None:
             asked.append(server.ask("GET", target)[0])
         own, others, cpu = [], [], [server.cpu()]
         for step in range(1, STEPS):
-            own.append(server.rows(plans[step % num_members], step))
+            own.append(server.rows(plans[-1], step))
             cpu.append(server.cpu())
             others.append(server.rows(plain, step))
             cpu.append(server.cpu())
