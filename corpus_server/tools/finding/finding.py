@@ -148,7 +148,8 @@ def find(
         InvalidParameter: there is too much to look for, or to list.
     """
     text = DecodedText.of(corpus, progress) if wanted.by_text else None
-    encoded = encode(wanted.items, _encoder(corpus, by_text=wanted.by_text), corpus.name)
+    encoder, eot = _encoder(corpus, by_text=wanted.by_text), None if wanted.by_text else corpus.eot
+    encoded = encode(wanted.items, encoder, corpus.name, eot)
     key = xxhash.xxh3_128(f"{wanted.n} {STRETCH_TOKENS} {corpus.fingerprint} {wanted.by_text}".encode())
     key.update(np.ascontiguousarray(encoded.tokens).data)
     key.update(np.ascontiguousarray(encoded.text_ends).data)

@@ -139,12 +139,13 @@ class Encoded:
         return long_enough
 
 
-def encode(items: Items, encode_batch: EncodeBatch | None, name: str) -> Encoded:
+def encode(items: Items, encode_batch: EncodeBatch | None, name: str, eot: int | None) -> Encoded:
     """Return the items as tokens.
 
     Args:
         encode_batch: makes tokens of texts, as the corpus's tokenizer does.
         name: of the corpus, in errors.
+        eot: end of text, which a text holds only by mistake: n-grams lie before it, or behind.
 
     Raises:
         TextUnavailable: there are texts, and nothing makes tokens of them.
@@ -156,13 +157,19 @@ def encode(items: Items, encode_batch: EncodeBatch | None, name: str) -> Encoded
             f"corpus {name!r} has no tokenizer, without which no text is found in it", remedy=remedy
         )
     flat = [each for texts in items.texts for each in texts]
-    counts = np.array([len(texts) for texts in items.texts], dtype=np.int64)
+    borders = np.concatenate(([0], np.cumsum([len(texts) for texts in items.texts], dtype=np.int64)))
     parts: list[NDArray[np.unsignedinteger[Any]]] = [np.empty(0, np.uint8)]
-    lengths = np.empty(len(flat), np.int64)
+    counts, lengths = [0], []
     num_tokens = 0
     for first in range(0, len(flat), _TEXTS_AT_ONCE):
-        found = _encoded(flat[first : first + _TEXTS_AT_ONCE], encode_batch)
-        lengths[first : first + len(found)] = [each.size for each in found]
+        found = []
+        given = flat[first : first + _TEXTS_AT_ONCE]
+        for tokens, text in zip(_encoded(given, encode_batch), given, strict=True):
+            ends = np.flatnonzero(tokens == eot if isinstance(text, str) else np.zeros(0))
+            pieces = np.split(tokens, np.union1d(ends, ends + 1))
+            found += pieces
+            counts.append(len(pieces))
+        lengths += [each.size for each in found]
         joined = np.concatenate(found)
         parts.append(joined.astype(np.min_scalar_type(joined.max(initial=0))))
         num_tokens += joined.size
@@ -174,8 +181,8 @@ def encode(items: Items, encode_batch: EncodeBatch | None, name: str) -> Encoded
             )
     return Encoded(
         tokens=np.concatenate(parts),
-        text_ends=lengths.cumsum(),
-        texts_of=np.concatenate(([0], counts.cumsum())),
+        text_ends=np.cumsum(lengths, dtype=np.int64),
+        texts_of=np.cumsum(counts)[borders],
     )
 
 

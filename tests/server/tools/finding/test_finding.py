@@ -412,6 +412,28 @@ def test_the_figures_of_many_corpora_fit_a_terminal(tmp_path: Path) -> None:
     assert all(f"corpus-{number}" in done.stdout for number in range(9))
 
 
+def test_a_text_that_holds_end_of_text_reaches_into_no_other_document(tmp_path: Path) -> None:
+    """Of bytes U+0000 is end of text."""
+    passage = "the passage that somebody wants removed from it"
+    documents = [{"text": each} for each in ("first", passage, "last")]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    assert (
+        run_here("build", tmp_path / "d.jsonl", "--tokenizer", "bytes", "--out", tmp_path / "d").returncode
+        == 0
+    )
+    (tmp_path / "q.jsonl").write_text(json.dumps({"q": f"st\0{passage}\0last"}))
+    deny = tmp_path / "deny.txt"
+    asked = run_here(
+        *("find", tmp_path / "d", "--items", tmp_path / "q.jsonl", "--field", "q"),
+        *("-n", "20", "--deny", deny, "--out", tmp_path / "report"),
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert deny.read_text() == "1\n"
+    (found,) = json.loads((tmp_path / "report" / "report.json").read_text())["items"]
+    (span,) = found["spans"]
+    assert (span["item_start"], span["num_tokens"]) == (3, len(passage))
+
+
 def test_a_corpus_without_a_tokenizer_takes_token_ids_alone(tmp_path: Path) -> None:
     tokens = some_tokens(1000).tolist()
     folder = tmp_path / "raw"
