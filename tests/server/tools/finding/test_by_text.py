@@ -117,6 +117,11 @@ def brute_force(data: list[bytes], items: list[bytes]) -> Iterator[tuple[int, in
                 j = text.find(item[i : i + N], j + 1)
 
 
+def held_by(spans: set[tuple[int, int, int, int]], item: int) -> set[int]:
+    """Return the tokens of the corpus in spans of an item."""
+    return {token for its, _, start, stop in spans if its == item for token in range(start, stop)}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_spans_are_those_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Items begin and end inside of words, and inside of tokens; borders of blocks are everywhere."""
@@ -144,8 +149,10 @@ def test_spans_are_those_of_the_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
         columns = (spans.item, spans.item_start, spans.start, spans.start + spans.length)
         told = set(zip(*(each.tolist() for each in columns), strict=True))
         expected = set(brute_force(data, [each.encode() for each in items]))
-        assert told == expected
-        assert len(expected) > 50
+        assert told <= expected  # of what repeats itself, not every shift is listed
+        assert len(told) > 50
+        for item in range(len(items)):
+            assert held_by(told, item) == held_by(expected, item), item
         holding = {
             corpus.document_at(token) for _, _, start, stop in expected for token in range(start, stop)
         }
