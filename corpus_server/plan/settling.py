@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.plan.declared import shorten
 from corpus_server.plan.document import MAX_STAGES, Plan
 from corpus_server.plan.draft import Draft, DraftStage, Until
 from corpus_server.plan.mixture import BLOCK_ROWS, Mixture, quantise
@@ -236,7 +235,7 @@ class _Settling:
         for word, amounts_of in (("tokens", tokens), ("epochs", until.epochs or {})):
             if strangers := sorted(set(amounts_of) - set(stage.sources)):
                 accepted = f"corpora that the stage shows: {', '.join(stage.sources)}"
-                raise InvalidPlan.expected(f"{what}.{word}", accepted, shorten(strangers))
+                raise InvalidPlan.expected(f"{what}.{word}", accepted, ", ".join(strangers))
             for name, amount in amounts_of.items():
                 rows[word, name] = (
                     amount * per_row
@@ -320,7 +319,7 @@ class _Settling:
         each = most if isinstance(most, Mapping) else dict.fromkeys(sources, most)
         if strangers := sorted(set(each) - set(sources)):
             accepted = f"sources of the plan: {', '.join(sources)}"
-            raise InvalidPlan.expected("max_epochs", accepted, shorten(strangers))
+            raise InvalidPlan.expected("max_epochs", accepted, ", ".join(strangers))
         for name, epochs in each.items():
             mixed = sum(name in stage.mixture and len(stage.mixture) > 1 for stage in settled.plan.stages)
             most_rows = floor(self._rows_before("max_epochs", name, epochs)) + _STAGE_ROWS * mixed

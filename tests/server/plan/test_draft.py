@@ -287,7 +287,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "until a word": (one_stage(mixture={"web": 1}, until={"epoch": 2}), "did you mean 'epochs'"),
     "until a stranger": (
         one_stage(mixture={"web": 1}, until={"epochs": {"code": 2}}),
-        r"stages\[0\].until.epochs must be corpora that the stage shows: web",
+        r"stages\[0\].until.epochs must be corpora that the stage shows: web, got .code.",
     ),
     "until before": (
         two(WEB, {"mixture": {"web": 1}, "until": {"epochs": {"web": 0.5}}}),
