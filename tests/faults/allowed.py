@@ -87,6 +87,8 @@ def _change_plan(document: dict[str, Any]) -> None:
         order["shuffle"] = {name: int(value) for name, value in order["shuffle"].items()}
     elif order in ONE_STRIDE:
         document.pop("stride", None)
+    if isinstance(family := document.get("family"), dict) and family.get("double") is not None:
+        family |= {"leave_out": 0.2, "double": 0.1}  # at most as much is doubled as is left out
     for number, stage in enumerate(document.get("stages", ())):
         stage["global_batch_size"] = int(stage["global_batch_size"])
         stage["from_step"] = number
