@@ -17,8 +17,8 @@ that is not in memory is waited for there. The ends of rows are slices, too, of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from corpus_server.pieces import NO_SHARD, Pieces
 from corpus_server.read.memory import MEMORY, READS, Mapped, Span, num_major_faults, places_in, strided, touch
 from corpus_server.read.readahead import read_ahead
-from corpus_server.stores import Extent, Extents, check_unchanged, held
+from corpus_server.stores import Attached, Extent, Extents, MappedSpans, check_unchanged
 
 # bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get
 # there. They are so large that copying them one by one costs nothing extra.
@@ -189,6 +189,15 @@ class Gatherer:
         return all(self.shards[number].is_resident(start) for number, start in locations.tolist())
 
 
+class _Extents(NamedTuple):
+    """Which extents hold windows or pieces, see `Extents.numbered`; and those extents as they are mapped."""
+
+    which: NDArray[np.intp]
+    numbers: NDArray[np.intp]
+    extents: list[Extent]
+    mapped: MappedSpans
+
+
 class Selection:
     """Rows that were checked to lie inside their shards; safe to use from several threads.
 
@@ -214,8 +223,7 @@ class Selection:
         self._gatherer, self._shard_numbers, self._dtype = gatherer, shard_numbers, dtype
         self._staged = gatherer.extents if extents is None else extents
         self._asked_ahead = not gatherer.reads_ahead
-        # See `Extents.numbered`.
-        self._found: tuple[NDArray[np.intp], NDArray[np.intp], list[Extent]] | None = None
+        self._found: _Extents | None = None
 
     def read(self, part: slice) -> NDArray[np.integer]:
         """Return some of the rows, `(k, length)`, C order, maybe read-only.
@@ -230,8 +238,7 @@ class Selection:
         gatherer, own = self._gatherer, self._own(part)
         if gatherer.cold and not self._asked_ahead:
             self._ask_ahead(own.start or 0)
-        extents = self._extents(own)  # none, the usual case, cost nothing
-        with held(extents) if extents else nullcontext() as attached:
+        with self._held(own) as attached:
             before = num_major_faults()
             tokens = self._copy(part, own)
             num_faults = num_major_faults() - before
@@ -254,19 +261,24 @@ class Selection:
             if number < len(shards):
                 shards[number].file.check_unchanged()
 
-    def _extents(self, own: slice) -> Sequence[Extent]:
-        """Return the extents that hold windows or pieces."""
-        if not self._gatherer.is_staged:
-            return ()
+    def _read_extents(self, own: slice) -> tuple[_Extents, list[int]]:
+        """Return the extents of all windows or pieces, and the numbers of those that hold some."""
         if self._found is None:  # for all at once: a third of the time of a piece, if it were for each piece
-            places = self._places(slice(None))
-            self._found = self._staged.numbered(places)
-        which, numbers, extents = self._found
+            which, numbers, extents = self._staged.numbered(self._places(slice(None)))
+            self._found = _Extents(which, numbers, extents, MappedSpans(extents))
+        which, numbers, extents, _ = self._found
         start, stop, _ = own.indices(len(self._shard_numbers))
         low, high = which.searchsorted((start, stop)).tolist()
         if high - low == len(numbers):
-            return extents
-        return [extents[number] for number in np.flatnonzero(np.bincount(numbers[low:high])).tolist()]
+            return self._found, list(range(len(extents)))
+        return self._found, np.flatnonzero(np.bincount(numbers[low:high])).tolist()
+
+    def _held(self, own: slice) -> AbstractContextManager[list[Attached] | None]:
+        """Keep the extents mapped that hold windows or pieces; there are none where nothing is staged."""
+        if not self._gatherer.is_staged:
+            return nullcontext()
+        found, numbers = self._read_extents(own)
+        return found.mapped.held(numbers)
 
     def _places(self, own: slice) -> NDArray[np.int64]:
         """Return where windows or pieces lie, `(k, 3)`: shard number or `NO_SHARD`, start token, tokens."""
@@ -274,8 +286,11 @@ class Selection:
 
     def extents(self, part: slice, masks: Extents) -> Sequence[Extent]:
         """Return the extents that hold some rows, and those of their loss masks."""
-        own = self._own(part)
-        return [*self._extents(own), *(masks.of(self._places(own)) if masks else ())]
+        own, its = self._own(part), list[Extent]()
+        if self._gatherer.is_staged:
+            found, numbers = self._read_extents(own)
+            its = [found.extents[number] for number in numbers]
+        return [*its, *masks.of(self._places(own))] if masks else its
 
     def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
         """Return the shard in which each of some rows begins, `(k,)`."""

@@ -20,6 +20,7 @@ from corpus_server.stores import Extent
 
 _MAX_LOCATED = 16384  # located at once, in some ms
 _MAX_WINDOWS = 2**22  # planned for one rank
+_STANDS_FOR = 64  # times so many windows: steps that read all extents, as of a full shuffle
 _REQUESTS_BACK = 4  # count as planned: a slow client may still be receiving them
 
 Uses = dict[Extent, int]
@@ -27,12 +28,16 @@ Uses = dict[Extent, int]
 
 
 class LocatedSteps(NamedTuple):
-    """Consecutive steps, the windows of each, the extents of all, and the first step that reads each."""
+    """Consecutive steps, the windows of each, the extents of all, and the first step that reads each.
+
+    With `reads_all` they read every extent of the plan.
+    """
 
     num_steps: int
     step_windows: int
     uses: Uses
     begins: dict[Extent, int]
+    reads_all: bool = False
 
 
 class RankExtents(Ahead):
@@ -51,6 +56,7 @@ class RankExtents(Ahead):
         self.first_end = math.inf
         self.waits: set[Extent] | None = None
         self._step = self.steps.start
+        self._num_extents = sum(staged.num_extents for staged in bound.staged)
         self._max_located = _MAX_LOCATED  # to plan at once; fewer where the shards of more do not fit
 
     def follow(self) -> float:
@@ -92,7 +98,7 @@ class RankExtents(Ahead):
             ):
                 uses[extent] = max(uses.get(extent, 0), last + 1)
                 begins[extent] = min(begins.get(extent, begin), begin)
-        return LocatedSteps(count, rows, uses, begins)
+        return LocatedSteps(count, rows, uses, begins, reads_all=len(uses) == self._num_extents)
 
     def fit(self, *, fits: bool) -> None:
         """Locate more windows at once after those that fitted the cache, fewer after others."""
@@ -161,11 +167,15 @@ class PlannedExtents:
                 self._num_bytes += each.size_bytes
                 self.absent[each] = None
             self._num_ranks[each] += 1
-        rank.uses.update(steps.uses)
+        count, uses = steps.num_steps, steps.uses
+        if steps.reads_all:  # so nothing is missed until those after them are located
+            count *= _STANDS_FOR
+            uses = dict.fromkeys(uses, rank.next + count)
+        rank.uses.update(uses)
         for each, begin in steps.begins.items():
             rank.begins.setdefault(each, begin)
         rank.first_end = min(rank.uses.values(), default=math.inf)
-        rank.add(steps.num_steps, steps.step_windows)
+        rank.add(count, steps.step_windows)
 
     def readers(self) -> dict[BoundPlan, int]:
         """Return the plans that ranks go through, and the step of each one's slowest rank."""

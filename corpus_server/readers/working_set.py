@@ -85,10 +85,7 @@ def _sizes(bound: BoundPlan, source: int, staged: Extents) -> ExtentSizes:
 def _random_access(bound: BoundPlan, sizes: list[ExtentSizes], cache_bytes: int) -> tuple[str, str]:
     """Return what an order costs that reads windows anywhere, and an order that does not."""
     total = sum(int(each.num_bytes.sum()) for each in sizes)
-    every = np.arange(len(bound.shards))
-    num_extents = sum(
-        int(np.count_nonzero(_extents(bound, every, staged).num_bytes)) for staged in bound.staged
-    )
+    num_extents = sum(staged.num_extents for staged in bound.staged)
     sampler, placed = bound.sampler, bound.sampler.timeline.stages[0]
     rows, what = placed.global_batch_size, "windows" if sampler.is_window else "pieces"
     touched = min(num_extents, placed.step_windows if sampler.is_window else rows * sampler.rows.row_pieces)

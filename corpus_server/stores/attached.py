@@ -4,8 +4,8 @@
 
 The addresses are reserved when the file is opened. Attaching maps a local file over its part of the
 reservation, detaching the reservation over the local file. So a `Gatherer` computes its addresses once, as
-for local files. Reading the reservation ends the process rather than giving a wrong token; `held` prevents
-it.
+for local files. Reading the reservation ends the process rather than giving a wrong token; `MappedSpans.held`
+prevents it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -46,6 +46,7 @@ class Attached:
     status: tuple[int, ...]  # of the local file, when it was mapped
     guarded: guard.GuardedRange | None
     sharing: tuple[Attached, ...] = ()
+    is_attached: bool = True
     looked_at: float = -math.inf  # monotonic time at which the local file was still what it was
 
     @property
@@ -151,7 +152,7 @@ class PartlyMappedFile(OpenFile):
         """Unmap a span, so that its local file may be removed; return False if tokens are being copied."""
         with self._lock, _holding:
             its = self._attached.get(span)
-            if its is not None and any(its in each for each in _held):
+            if its is not None and any(its in each for each in _held.values()):
                 return False
             if its is not None:
                 self._detach(its)
@@ -207,6 +208,7 @@ class PartlyMappedFile(OpenFile):
 
     def _detach(self, its: Attached) -> None:
         del self._attached[self, its.start, its.stop]
+        its.is_attached = False
         if its.guarded is not None:
             guard.release(its.guarded)
             self._unmap(its)
@@ -243,29 +245,42 @@ def check_unchanged(attached: Iterable[Attached], *, since_seconds: float) -> No
             each.check_unchanged(since_seconds)
 
 
-_held: list[list[Attached]] = []  # of all copies that are being made
-_holding = threading.Lock()  # guards the list; after the lock of a file
+_held: dict[int, list[Attached]] = {}  # of all copies that are being made, by the identity of the list
+_holding = threading.Lock()  # guards what is held; after the lock of a file
 
 
-@contextmanager
-def held(spans: Iterable[Span]) -> Iterator[list[Attached]]:
-    """Keep spans mapped; yield them as they are mapped.
+class MappedSpans:
+    """Spans that responses read again and again, as they are mapped; safe to use from several threads."""
 
-    All at once, because a response holds a hundred: one after another takes as long as a tenth of its copy.
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
+        self._found: list[Attached | None] = [None] * len(spans)
 
-    Raises:
-        NotStaged: one is not.
-    """
-    with _holding:
-        attached = []
-        for span in spans:
-            file, *bounds = span
-            if (its := file.attached(span)) is None:
-                raise NotStaged(f"{file.owner}{file.name_of(*bounds)} is not on this machine")
-            attached.append(its)
-        _held.append(attached)
-    try:
-        yield attached
-    finally:
+    @contextmanager
+    def held(self, numbers: Sequence[int]) -> Iterator[list[Attached]]:
+        """Keep some of the spans mapped; yield them as they are mapped.
+
+        All at once, because a response holds a hundred: one after another takes as long as a tenth of its
+        copy. Nor is each looked up for each copy: a span that was detached says so.
+
+        Raises:
+            NotStaged: one is not.
+        """
+        found = self._found
         with _holding:
-            _held[:] = [each for each in _held if each is not attached]
+            attached = [its for number in numbers if (its := found[number]) is not None and its.is_attached]
+            if len(attached) < len(numbers):
+                attached = [self._find(number) for number in numbers]
+            _held[id(attached)] = attached
+        try:
+            yield attached
+        finally:
+            with _holding:
+                del _held[id(attached)]
+
+    def _find(self, number: int) -> Attached:
+        file, *bounds = span = self._spans[number]
+        if (its := file.attached(span)) is None:
+            raise NotStaged(f"{file.owner}{file.name_of(*bounds)} is not on this machine")
+        self._found[number] = its
+        return its

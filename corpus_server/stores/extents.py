@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -140,6 +141,13 @@ class Extents:
         """Return the extents of an order of these blocks."""
         return Extents(self._shards, blocks)
 
+    @cached_property
+    def num_extents(self) -> int:
+        """How many there are, those of each shard counted."""
+        num_tokens = [0 if shard is None else shard.num_tokens for shard in self._shards]
+        listed = self.of_shards(np.arange(len(num_tokens)), np.array(num_tokens, dtype=np.int64))
+        return int(np.count_nonzero(listed.num_bytes))
+
     def find(self, places: Int64Array) -> tuple[NDArray[np.intp], Int64Array, Int64Array]:
         """Return which extents hold pieces: `(m,)` each, a piece, ascending, and an extent of it.
 
@@ -255,7 +263,10 @@ def _distinct(
 
     Two may begin at one byte: the extent of a short block at the beginning of a shard, and that of the next.
     """
-    order = codes.argsort(kind="stable")
+    if not codes.size:
+        empty = np.empty(0, np.intp)
+        return empty, empty, empty
+    order = codes.argsort()  # a fifth of the time of a stable one
     ordered, ends = codes[order], stops[order]
     is_new = np.ones(codes.size, np.bool_)
     is_new[1:] = ordered[1:] != ordered[:-1]
@@ -266,4 +277,4 @@ def _distinct(
     begins = np.flatnonzero(is_new)
     numbers = np.empty(codes.size, np.intp)
     numbers[order] = is_new.cumsum() - 1
-    return order[begins], order[np.append(begins[1:], codes.size) - 1] if codes.size else order, numbers
+    return np.minimum.reduceat(order, begins), np.maximum.reduceat(order, begins), numbers

@@ -88,6 +88,7 @@ class FakePlan:
     """A plan of one row a step, whose step k reads the extent k; it ends with them."""
 
     is_staged = True
+    num_extents = 2**31  # no steps read all
 
     def __init__(self, *read: FakeExtent) -> None:
         self.root_id = f"plan-{next(_numbers)}"

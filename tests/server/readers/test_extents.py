@@ -95,6 +95,7 @@ def test_what_is_planned_and_located_at_once_is_bounded_in_windows(
 ) -> None:
     """Batches may grow or shrink a millionfold from one step to the next."""
     monkeypatch.setattr(module, "_MAX_WINDOWS", 2**17)
+    monkeypatch.setattr(module, "_STANDS_FOR", 1)
     bound, located = bind(catalog, *sizes), list[int]()
     pieces = bound.sampler.pieces
 

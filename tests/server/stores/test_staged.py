@@ -18,7 +18,7 @@ import xxhash
 
 from corpus_server.corpus import guard
 from corpus_server.errors import CorpusChanged, NotStaged, ReadFailed, StoreFailed, UnreadableCorpus
-from corpus_server.stores import Cache, Extent, StagedFile, held
+from corpus_server.stores import Cache, Extent, MappedSpans, StagedFile
 from corpus_server.stores.download import Recorded
 from corpus_server.stores.objects import Store, StoreObject
 
@@ -157,11 +157,28 @@ def test_a_local_copy_that_was_written_to_is_found_by_whoever_shares_its_bytes(
 def test_one_stays_attached_while_it_is_held(extent: Extent) -> None:
     fill(extent)
     assert extent.attach()
-    with held([extent]):
-        with held([extent]):
+    mapped, other = MappedSpans([extent]), MappedSpans([extent])
+    with mapped.held([0]):
+        with mapped.held([0]), other.held([0]):
             assert not extent.detach()
         assert not extent.detach()
         assert extent.file.is_attached(extent)
+    assert extent.detach()
+    with pytest.raises(NotStaged), mapped.held([0]):
+        pass
+
+
+def test_one_that_was_attached_anew_is_held_as_it_is_mapped_now(extent: Extent) -> None:
+    fill(extent)
+    assert extent.attach()
+    mapped = MappedSpans([extent])
+    with mapped.held([0]) as before:
+        pass
+    assert extent.detach()
+    assert extent.attach()
+    with mapped.held([0]) as now:
+        assert now == [extent.file.attached(extent)] != before
+        assert not extent.detach()
     assert extent.detach()
 
 
@@ -170,7 +187,7 @@ def test_one_that_is_not_attached_cannot_be_held(file: StagedFile, extent: Exten
     assert extent.attach()
     with (
         pytest.raises(NotStaged, match=r"a\.bin\[8192:10200\] is not on this machine"),
-        held([extent, file.extents[2]]),
+        MappedSpans([extent, file.extents[2]]).held([0, 1]),
     ):
         pass
 
