@@ -112,6 +112,36 @@ def test_what_is_planned_and_located_at_once_is_bounded_in_windows(
     assert 2**17 <= sum(located) <= 2**17 + max(sizes)
 
 
+def test_steps_that_read_all_extents_stand_for_steps_after_them(catalog: Catalog) -> None:
+    """Not for ever: another stage may read others. Until then no extent leaves the plan."""
+    bound = bind(catalog, 4)
+    planned, rank = PlannedExtents(LIMIT * LIMIT), rank_of(bound, 0)
+    planned.add(rank)
+    located = rank.locate()
+    assert located.reads_all
+    planned.extend(rank, located)
+    assert 16 * located.num_steps < rank.next <= 64 * located.num_steps
+    for step in range(0, rank.next + 1, rank.next // 8):
+        rank.steps = range(step, step + 1)
+        planned.next_rank(0.0)
+        assert set(planned.extents()) == set(located.uses)
+    rank.steps = range(rank.next + 4, rank.next + 5)
+    planned.next_rank(0.0)
+    assert not planned.extents()
+
+
+def test_steps_that_miss_an_extent_stand_for_no_others(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_LOCATED", 8)
+    planned, rank = PlannedExtents(LIMIT * LIMIT), rank_of(bind(catalog, 4), 0)
+    planned.add(rank)
+    located = rank.locate()
+    assert not located.reads_all
+    planned.extend(rank, located)
+    assert rank.next == located.num_steps == 2
+
+
 def test_a_rank_that_has_no_further_step_is_not_planned_for_ever(catalog: Catalog) -> None:
     """Four ranks cannot share six rows: steps without rows count as if they had one."""
     planned, rank = PlannedExtents(LIMIT), rank_of(bind(catalog, 6), 0, 0, 4)
