@@ -198,8 +198,7 @@ def _facts(described: dict[str, Any]) -> Table:
         masks = [shard["loss_mask"] for shard in described["shards"] if "loss_mask" in shard]
         weights = sum(mask["dtype"] == "float16" for mask in masks)
         kind = f" ({weights:,} of weights, float16)" if weights else ""
-        have = "has" if described["num_masks"] == 1 else "have"
-        facts["loss masks"] = f"{num_shards} {have} one{kind}; mask=no leaves them out"
+        facts["loss masks"] = f"for {num_shards}{kind}; mask=no leaves them out"
     for name in ("address", "license"):
         if described[name] is not None:
             facts[name] = described[name]

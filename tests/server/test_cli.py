@@ -185,7 +185,7 @@ def test_inspect_says_why_a_file_is_what_and_what_is_left_out(tmp_path: Path) ->
         "1 x olmo: named .npy",
         "105 among 3 sampled tokens",
         "3 tokens at the ends",
-        "loss masks 1 of 1 shards have one",
+        "loss masks for 1 of 1 shard;",
         "notes.md (no tokens)",
         "Hi",
     ):

@@ -184,6 +184,6 @@ def test_merged_corpora_keep_it_all_or_none_has_it(tmp_path: Path) -> None:
     ):
         merge([tmp_path / "c1", tmp_path / "c2"], tmp_path / "other")
     write_metadata(tmp_path / "c2" / "documents", {"id": [1]})
-    with pytest.raises(UnreadableCorpus, match="has 1 rows, the corpus 30 documents"):
+    with pytest.raises(UnreadableCorpus, match="has 1 row, the corpus 30 documents"):
         merge([tmp_path / "c1", tmp_path / "c2"], tmp_path / "other")
     assert not (tmp_path / "other").exists()
