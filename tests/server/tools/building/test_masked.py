@@ -217,7 +217,7 @@ def test_packed_rows_keep_their_weights_and_the_build_says_what_it_keeps(tmp_pat
         assert len(masks) == len(corpus.shards) > 2
         assert np.concatenate([mask.tokens for mask in masks]).tolist() == kept.ravel().tolist()
     said = run_here("inspect", tmp_path / "out")
-    assert f"{len(masks)} of {len(masks)} shards have one ({len(masks)} of weights, float16)" in said.stdout
+    assert f"for {len(masks)} of {len(masks)} shards ({len(masks)} of weights, float16)" in said.stdout
     assert verify(spec_of(tmp_path / "out")).ok
 
 
