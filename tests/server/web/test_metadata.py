@@ -104,7 +104,7 @@ def test_rows_of_a_step_name_their_documents(server: RunningServer, tokens: Toke
 
 def test_metadata_that_cannot_be_read_does_not_hide_tokens(server: RunningServer, tokens: Tokens) -> None:
     headers = tokens.header("all")
-    said = "corpus 'wrong': documents: its metadata has 1 rows, the corpus 5 documents"
+    said = "corpus 'wrong': documents: its metadata has 1 row, the corpus 5 documents"
     response = server.get("/v1/corpora/wrong/documents/1", headers=headers).json()
     assert (response["metadata"], said in response["metadata_problem"]) == (None, True)
     assert len(response["tokens"]) == 3
