@@ -39,7 +39,7 @@ class Threads:
         self._max_long = max(1, number - 1)
         self._long: set[int] = set()  # threads whose work takes long
         self._long_is_next = False
-        self._idle: list[SimpleQueue[None]] = []  # of each idle thread, which wakes it
+        self._idle: list[tuple[int, SimpleQueue[_Call | None]]] = []  # each idle thread, and what wakes it
         self._closed = False
         self._threads: list[threading.Thread] = []
         try:
@@ -68,9 +68,13 @@ class Threads:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         with self._lock:
-            (self._waiting_long if is_long else self._waiting).append((loop, future, work))
             if self._idle and (not is_long or len(self._long) < self._max_long):
-                self._idle.pop().put(None)
+                thread, inbox = self._idle.pop()
+                if is_long:
+                    self._long.add(thread)
+                inbox.put((loop, future, work))
+            else:
+                (self._waiting_long if is_long else self._waiting).append((loop, future, work))
         return await future
 
     def close(self) -> None:
@@ -79,7 +83,7 @@ class Threads:
             self._closed = True
             self._waiting.clear()
             self._waiting_long.clear()
-            for inbox in self._idle:
+            for _, inbox in self._idle:
                 inbox.put(None)
             self._idle.clear()
         for thread in self._threads:
@@ -97,16 +101,15 @@ class Threads:
         return self._waiting.popleft() if self._waiting else None
 
     def _work(self) -> None:
-        inbox: SimpleQueue[None] = SimpleQueue()
+        inbox: SimpleQueue[_Call | None] = SimpleQueue()
         while True:
             with self._lock:
                 if self._closed:
                     return
                 if (call := self._next()) is None:
-                    self._idle.append(inbox)
-            if call is None:
-                inbox.get()
-                continue
+                    self._idle.append((threading.get_ident(), inbox))
+            if call is None and (call := inbox.get()) is None:
+                return
             loop, future, work = call
             try:
                 settle = partial(_settle, future, work())
