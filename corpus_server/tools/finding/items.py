@@ -165,8 +165,9 @@ def encode(items: Items, encode_batch: EncodeBatch | None, name: str, eot: int |
         found = []
         given = flat[first : first + _TEXTS_AT_ONCE]
         for tokens, text in zip(_encoded(given, encode_batch), given, strict=True):
-            ends = np.flatnonzero(tokens == eot if isinstance(text, str) else np.zeros(0))
-            pieces = np.split(tokens, np.union1d(ends, ends + 1))
+            pieces = [tokens]
+            if isinstance(text, str) and (ends := np.flatnonzero(tokens == eot)).size:
+                pieces = np.split(tokens, np.union1d(ends, ends + 1))
             found += pieces
             counts.append(len(pieces))
         lengths += [each.size for each in found]
