@@ -17,7 +17,7 @@ from tests.browser.conftest import HASH, HOSTILE
 from tests.corpora import some_tokens, write_raw
 from tests.recorded import Record, write_part
 from tests.reported import write_report
-from tests.serving import RunningServer, run_here
+from tests.serving import RunningServer, run_here, wait_until
 from tests.tokens import Tokens
 
 PLAN: dict[str, Any] = {
@@ -105,6 +105,19 @@ def plans(server: RunningServer) -> dict[str, str]:
     )
     assert done.returncode == 0, done.stderr
     return ids
+
+
+RECORD_CHARTS = """
+    let library;
+    Object.defineProperty(window, "uPlot", { get: () => library, set: (uPlot) => {
+      window.ranges = [];
+      const note = ({ data, scales }, axis) => {
+        if (axis === "x" && data[0].length) ranges.push([scales.x.min, scales.x.max]);
+      };
+      library = new Proxy(uPlot, { construct: (made, [options, ...more]) => new made(
+        { ...options, hooks: { ...options.hooks, setScale: [note] } }, ...more) });
+    } });
+"""  # what part of the x axis each chart with data has shown
 
 
 class Opened:
@@ -525,6 +538,20 @@ def test_the_ranks_of_a_run_are_seen_live(
     expect(page.locator("#step-number")).to_have_text("4")
     assert page.url.endswith("/steps/4?rank=1&world_size=2")
     expect(page.locator(".train-row").first).to_have_id("row-4")
+
+
+def test_charts_of_what_goes_on_end_now(browser: Browser, tmp_path: Path) -> None:
+    """Also before the second sample: a lone one is no future of a hundred minutes."""
+    with RunningServer({"x": write_raw(tmp_path / "x.bin", some_tokens(5000))}, tmp_path) as server:
+        wait_until(lambda: server.get("/v1/live").json()["samples"]["unix_seconds"])
+        tab = Opened(browser, server)
+        tab.page.add_init_script(RECORD_CHARTS)
+        page = tab.show("/page/live")
+        page.locator("#charts .uplot").nth(3).wait_for()
+        ranges = page.evaluate("window.ranges")  # each chart when it was drawn, and after each sample
+        tab.context.close()
+    assert ranges
+    assert all(least <= -1 and most == 0 for least, most in ranges), ranges
 
 
 def test_a_run_that_said_its_end_is_finished_there(

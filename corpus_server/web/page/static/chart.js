@@ -12,11 +12,13 @@ const decades = (_, values) => values.map((v) => (v !== null && Math.abs(Math.lo
 const alone = (plot, n) => plot.data[n].flatMap((value, k, all) => (
   value !== null && (all[k - 1] ?? null) === null && (all[k + 1] ?? null) === null ? [k] : []));
 
+const wholeBars = (_, least, most) => [least - 0.5, most + 0.5];
+
 // As wide as the longest label of the axis.
 const width = (_, values) => 18 + 7 * Math.max(3, ...(values ?? []).map((each) => each?.length ?? 0));
 
 // The element that is returned has `update(x, values)`, with values for each series.
-export function chart({ x, series, xLabel, xSteps = null, logX = false, logY = false, fromZero = false, bars = false, height = 240, onClick = null, marks = [], xText = number }) {
+export function chart({ x, series, xLabel, xSteps = null, logX = false, logY = false, fromZero = false, bars = false, xRange = bars ? wholeBars : null, height = 240, onClick = null, marks = [], xText = number }) {
   const holder = h("div", { class: `chart${xLabel ? "" : " unnamed"}${series.length > 1 ? "" : " single"}`, role: "img", "aria-label": `Chart: ${series.map((each) => each.label).join(", ")}${xLabel ? ` over ${xLabel}` : ""}` });
   holder.style.minHeight = `${height}px`;
   const grid = { stroke: style("--line"), width: 1 };
@@ -26,7 +28,7 @@ export function chart({ x, series, xLabel, xSteps = null, logX = false, logY = f
     : fromZero ? (_, least, most) => [0, Math.max(most ?? 0, 1e-3) * 1.1] : undefined;
   const options = {
     width: 600, height, legend: { show: series.length > 1 || onClick !== null },
-    scales: { x: { time: false, distr: logX ? 3 : 1, ...(bars ? { range: (_, least, most) => [least - 0.5, most + 0.5] } : {}) }, // whole bars
+    scales: { x: { time: false, distr: logX ? 3 : 1, ...(xRange ? { range: xRange } : {}) },
       y: { distr: logY ? 3 : 1, ...(range ? { range } : {}) } },
     axes: [
       axis({ label: xLabel, labelSize: 20, labelFont: "12px system-ui, sans-serif", size: 30, grid: { show: false }, ...(xSteps ? { incrs: xSteps } : {}), values: (_, values) => label(values, xText) }),

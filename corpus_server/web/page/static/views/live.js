@@ -7,7 +7,8 @@ let samples = null;
 
 const STEPS = [0.25, 0.5, 1, 2, 5, 10];  // minutes
 const ago = (minutes) => (minutes === 0 ? "now" : `${number(minutes)} min`);
-const lines = (label, more = {}) => chart({ x: [], xLabel: null, xText: ago, xSteps: STEPS, height: 150, series: [{ label, values: [] }], ...more });
+const untilNow = (_, least) => [Math.min(least ?? 0, -1), 0];  // one sample, too, is shown at the end of a minute
+const lines = (label, more = {}) => chart({ x: [], xLabel: null, xText: ago, xSteps: STEPS, xRange: untilNow, height: 150, series: [{ label, values: [] }], ...more });
 const charts = {};
 
 // The charts that a response describes; drawn once, then fed.
