@@ -297,7 +297,8 @@ def _tell(reading: Reading, where: Console) -> None:
         warn(said)
     if reading.dropped is not None:
         warn(reading.dropped)
-    made = table("", "documents", "files", "why", "", box=None, show_header=True)
+    all_read = not (reading.documents_left_out or reading.num_rounded or reading.files_left_out)
+    made = table("", "documents", "files", "" if all_read else "why", "", box=None, show_header=True)
     made.add_row("read", f"{reading.num_documents:,}", f"{reading.num_files:,}", "", "")
     for why, count in sorted(reading.documents_left_out.items()):
         made.add_row("left out", f"{count:,}", "", why, "")
