@@ -13,7 +13,7 @@ Generators" (2014), for the mixing function (splitmix64, Stafford's variant 13).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import isqrt
 from typing import NamedTuple
@@ -80,9 +80,6 @@ class Grid(NamedTuple):
         return Grid(self.size[which], self.height[which], self.width[which], self.flat)
 
 
-_Pass = Callable[[UInt64Array, Grid, Sequence[UInt64Array]], UInt64Array]
-
-
 def stream_key(purpose: str, seed: int, source: str) -> int:
     """Return the 64-bit key of one series of decisions.
 
@@ -140,20 +137,35 @@ def permute_block(keys: UInt64Array, stop: int) -> NDArray[np.uint16]:
     return row.astype(np.uint16) << np.uint16(8) | column
 
 
-def permute(positions: UInt64Array, size: int | Grid, keys: UInt64Array) -> UInt64Array:
+def permute(
+    positions: UInt64Array, size: int | Grid, keys: UInt64Array, *, inverse: bool = False
+) -> UInt64Array:
     """Map positions of [0, size) one to one onto [0, size): `(k,) uint64`, fresh memory.
 
     Args:
         positions: `(k,) uint64`, each below its `size`.
         size: n in [1, MAX_SIZE] for all positions, or a grid with one n for each.
         keys: `(NUM_ROUNDS, k)` or `(NUM_ROUNDS, 1) uint64` from `round_keys`.
+        inverse: see `invert`.
     """
-    return _walk(_forward, positions, size, keys)
+    if not positions.size:
+        return positions.copy()
+    one_pass = _backward if inverse else _forward
+    grid = _grid(size) if isinstance(size, int) else size
+    rounds = list(keys[:, 0] if keys.shape[1] == 1 else keys)
+    cells = one_pass(positions, grid, rounds)
+    (outside,) = (cells >= grid.size).nonzero()
+    while outside.size:
+        its = grid.take(outside)
+        walked = one_pass(cells[outside], its, rounds if keys.shape[1] == 1 else list(keys[:, outside]))
+        cells[outside] = walked
+        outside = outside[walked >= its.size]
+    return cells
 
 
 def invert(values: UInt64Array, size: int | Grid, keys: UInt64Array) -> UInt64Array:
     """Undo `permute`: `invert(permute(p, n, k), n, k) == p`."""
-    return _walk(_backward, values, size, keys)
+    return permute(values, size, keys, inverse=True)
 
 
 def uniform(key: int | UInt64Array, counters: UInt64Array, bound: int | UInt64Array) -> UInt64Array:
@@ -180,21 +192,6 @@ def uniform(key: int | UInt64Array, counters: UInt64Array, bound: int | UInt64Ar
 
 
 _grid = lru_cache(maxsize=1024)(Grid.over)
-
-
-def _walk(one_pass: _Pass, values: UInt64Array, size: int | Grid, keys: UInt64Array) -> UInt64Array:
-    if not values.size:
-        return values.copy()
-    grid = _grid(size) if isinstance(size, int) else size
-    rounds = list(keys[:, 0] if keys.shape[1] == 1 else keys)
-    cells = one_pass(values, grid, rounds)
-    (outside,) = (cells >= grid.size).nonzero()
-    while outside.size:
-        its = grid.take(outside)
-        walked = one_pass(cells[outside], its, rounds if keys.shape[1] == 1 else list(keys[:, outside]))
-        cells[outside] = walked
-        outside = outside[walked >= its.size]
-    return cells
 
 
 def _forward(values: UInt64Array, grid: Grid, keys: Sequence[UInt64Array]) -> UInt64Array:

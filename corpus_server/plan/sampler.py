@@ -39,7 +39,7 @@ from corpus_server.plan.permutation import MAX_SIZE
 from corpus_server.plan.ranges import Ranges
 from corpus_server.plan.rows.rows import Rows, Sources
 from corpus_server.plan.tables import Table
-from corpus_server.plan.timeline import Timeline
+from corpus_server.plan.timeline import PlacedStage, Timeline
 from corpus_server.plan.windows import Windows
 from corpus_server.work import Budget
 
@@ -50,6 +50,7 @@ VIEW_COST = 32
 class _Chosen(NamedTuple):
     """Rows of one stage: number and epoch of each, and what the stage excludes."""
 
+    placed: PlacedStage
     laid: Laid
     sources: SourceNumbers
     rows: RowNumbers
@@ -242,15 +243,15 @@ class Sampler:
 
         In most plans each row is one piece, its window.
         """
-        pieces = Pieces.joined(
-            [its.laid.rows.pieces(*its[1:]) for its in self._rows(step, places, count, world_size)]
-        )
-        placed = self.timeline.stage_of(step)
-        if self.laid_of(placed.seq_len).seq_len != placed.seq_len:  # so each row is a part of a window
-            parts = np.arange(places.start, places.stop) % placed.num_parts
-            pieces.places[:, 1] += np.tile(parts * placed.seq_len, count)
-            pieces.places[:, 2] = placed.seq_len + 1
-        return self.resolved(pieces)
+        found = []
+        for placed, laid, sources, rows, epochs, exclusion in self._rows(step, places, count, world_size):
+            pieces = laid.rows.pieces(sources, rows, epochs, exclusion)
+            if laid.seq_len != placed.seq_len:  # so each row is a part of a window
+                parts = np.arange(places.start, places.stop) % placed.num_parts
+                pieces.places[:, 1] += np.resize(parts * placed.seq_len, len(pieces.places))
+                pieces.places[:, 2] = placed.seq_len + 1
+            found.append(pieces)
+        return self.resolved(Pieces.joined(found))
 
     def shards(
         self, step: int, places: range, *, count: int = 1
@@ -260,7 +261,7 @@ class Sampler:
         `(m,)` each, by row: the row, numbered through the steps, and a shard of it, each pair once.
         """
         pairs, first = [], 0
-        for laid, sources, rows, epochs, exclusion in self._rows(step, places, count):
+        for _, laid, sources, rows, epochs, exclusion in self._rows(step, places, count):
             shards, which = laid.rows.shards(sources, rows, epochs, exclusion)
             pairs.append((which + first, shards))
             first += rows.size
@@ -355,7 +356,7 @@ class Sampler:
                 parts = np.broadcast_to(within % np.uint64(laid.num_parts), (stage_steps.size, len(places)))
                 positions = laid.positions(positions, parts.reshape(-1))
             rows, epochs = laid.rows_at(source, positions)
-            chosen.append(_Chosen(laid, source, rows, epochs, laid.exclusion_at(placed.number)))
+            chosen.append(_Chosen(placed, laid, source, rows, epochs, laid.exclusion_at(placed.number)))
         return chosen
 
     def _costs(self, step: int) -> Int64Array:

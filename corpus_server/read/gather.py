@@ -91,40 +91,26 @@ class Gatherer:
             dtype=np.int64,
         )
 
-    def select(
-        self,
-        locations: NDArray[np.int64],
-        length: int,
-        dtype: np.dtype[np.integer],
-        extents: Extents | None = None,
-    ) -> Selection:
-        """Return windows that can be read as a whole or in parts, after `Selection.check_unchanged`.
+    def select(self, rows: Pieces, dtype: np.dtype[np.integer], extents: Extents | None = None) -> Selection:
+        """Return rows that can be read as a whole or in parts, after `Selection.check_unchanged`.
 
         Args:
-            locations: `(k, 2) int64` or more: shard number, start token; every window inside its shard.
-            length: tokens of a window.
+            rows: all of the same number of tokens; every piece inside its shard.
             dtype: type of the result; must hold the tokens of the shards.
             extents: of the plan; None: those of the files.
         """
-        shards, starts = self._checked(locations, length)
-        if (shards < 0).any():
-            raise IndexError(f"a window of {length} tokens lies outside its shard")
-        numbers = self._first_token[shards] + starts
-        return _Windows(self, shards.astype(self._shard_type), numbers, length, dtype, extents)
-
-    def select_rows(
-        self, rows: Pieces, dtype: np.dtype[np.integer], extents: Extents | None = None
-    ) -> Selection:
-        """Return rows of pieces, as `select` returns windows; all have the same number of tokens."""
-        pieces = rows.places
-        if len(pieces) == rows.num_rows and len(pieces) and pieces[:, 0].min() != NO_SHARD:
-            return self.select(pieces, int(pieces[0, 2]), dtype, extents)
-        shards, tokens = self._checked(pieces, pieces[:, 2])
-        itemsizes = self._itemsizes[shards]
-        starts, sizes = self._begins[shards] + tokens * itemsizes, pieces[:, 2] * itemsizes
-        numbers, fills = shards.astype(self._shard_type), []
+        shards, tokens, counts = rows.places.T
+        lowest = shards.min(initial=0)
+        # Reading trusts its indices. Without this check a wrong one would read any memory of the process.
+        if lowest < NO_SHARD or (tokens < 0).any() or (tokens + counts > self._num_tokens[shards]).any():
+            raise IndexError("a piece of a row lies outside its shard")
+        numbers = shards.astype(self._shard_type)
+        if len(shards) == len(rows.borders) - 1 and len(shards) and lowest != NO_SHARD:  # windows
+            return _Windows(self, numbers, self._first_token[shards] + tokens, int(counts[0]), dtype, extents)
+        itemsizes, fills = self._itemsizes[shards], []
+        starts, sizes = self._begins[shards] + tokens * itemsizes, counts * itemsizes
         if (ends := np.flatnonzero(shards == NO_SHARD)).size:
-            counts, tokens = pieces[ends, 2], self.end_token(tokens[ends])
+            counts, tokens = counts[ends], self.end_token(tokens[ends])
             numbers[ends], sizes[ends] = len(self.shards), counts * dtype.itemsize
             for token in np.unique(tokens).tolist():
                 here = tokens == token
@@ -150,21 +136,15 @@ class Gatherer:
         itemsizes = self._itemsizes[shards]
         return np.stack((shards, (starts - self._begins[shards]) // itemsizes, sizes // itemsizes), axis=1)
 
-    def _checked(
-        self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return shard numbers and start tokens of what lies inside its shard; refuse the rest."""
-        shard_numbers, starts = locations[:, 0], locations[:, 1]
-        # Reading trusts its indices. Without this check a wrong one would read any memory of the process.
-        if (starts < 0).any() or (starts + lengths > self._num_tokens[shard_numbers]).any():
-            raise IndexError(f"a window of {lengths} tokens lies outside its shard")
-        return shard_numbers, starts
-
     def gather(
         self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]
     ) -> NDArray[np.integer]:
-        """Return windows, `(k, length)`: `select`, `check_unchanged` and `read` in one."""
-        selection = self.select(locations, length, dtype)
+        """Return windows at `(k, 2) int64`, shard number and start token: `(k, length)`.
+
+        `select`, `check_unchanged` and `read` in one.
+        """
+        places = np.insert(locations, 2, length, axis=1)
+        selection = self.select(Pieces(places, np.arange(len(places) + 1)), dtype)
         selection.check_unchanged(slice(None))
         return selection.read(slice(None))
 

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.formats.masks import MASK_DTYPE
 from corpus_server.corpus.shards import Shard
+from corpus_server.pieces import Pieces
 from corpus_server.plan.stage import MAX_SEQ_LEN
-from corpus_server.read.gather import Gatherer
+from corpus_server.read.gather import Gatherer, Selection
+from corpus_server.stores import Extents
 
 
 class _Ones:
@@ -60,9 +62,8 @@ class MaskGatherer(Gatherer):
         has = self._is_masked[locations[:, 0]]
         super().read_ahead(locations[has], lengths if isinstance(lengths, int) else lengths[has])
 
-    def _checked(
-        self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        moved = locations.copy()
-        moved[:, 1] *= self._is_masked[locations[:, 0]]  # without a mask all are read from the first one on
-        return super()._checked(moved, lengths)
+    def select(self, rows: Pieces, dtype: np.dtype[np.integer], extents: Extents | None = None) -> Selection:
+        """See `Gatherer.select`."""
+        places = rows.places.copy()
+        places[:, 1] *= self._is_masked[places[:, 0]]  # without a mask all are read from the first one on
+        return super().select(Pieces(places, rows.borders), dtype, extents)

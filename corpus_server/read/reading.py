@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -245,42 +246,34 @@ def select(
         asked for     5                6                           7, 8 ... 15    16
         located       5    (a first)   0 to 15  (a second one)     nothing        16 to 31
 
-    `Sampler.check_part` must have allowed `step` and `count`. The others: see `select_alone`.
+    `Sampler.check_part` must have allowed `step` and `count`.
+
+    Args:
+        rows: with a `world_size`, places; see `Sampler.row_numbers`.
+        masks: whether their loss masks are read in place of the tokens.
     """
-    options: dict[str, Any] = {"world_size": world_size, "masks": masks}
+    first, num_steps, key = step, count, None  # that are located; the key of a block
     most = BLOCK_ROWS
     if not bound.sampler.is_window:
         most = min(MAX_LOCATED_ROWS, _LOCATED_TOKENS // bound.plan.seq_len) // 2
     size = most // (bound.sampler.num_located(len(rows), world_size) * count) * count
-    if size <= count:
-        return select_alone(bound, step, rows, count, **options), 0
-    first = step - step % size
-    # By the plan's key and not by the plan, which may be large and must not be kept alive.
-    part = (bound.key, masks, world_size, size, rows.start, rows.stop)
-    key = (first, *part)
-    is_expected, block = _blocks.find(key, (first - size, *part))
-    if block is None and is_expected:
-        try:
-            bound.sampler.check_part(first, count=size)
-        except InvalidParameter:  # a stage ends within the block, or the steps end
-            return select_alone(bound, step, rows, count, **options), 0
-        block = select_alone(bound, first, rows, size, **options)
-        _blocks.put(key, block)
-    if block is None or step + count > first + size:
-        return select_alone(bound, step, rows, count, **options), 0
-    return block, (step - first) * len(rows)
-
-
-def select_alone(
-    bound: BoundPlan, step: int, rows: range, count: int, *, world_size: int = 1, masks: bool = False
-) -> Selection:
-    """Return a selection of rows of the global batch of steps, and of no others: tokens, or loss masks.
-
-    rows: with a `world_size`, places; see `Sampler.row_numbers`.
-    """
+    begin = step - step % max(size, 1)
+    if size > count and step + count <= begin + size:
+        # By the plan's key and not by the plan, which may be large and must not be kept alive.
+        part = (bound.key, masks, world_size, size, rows.start, rows.stop)
+        is_expected, block = _blocks.find((begin, *part), (begin - size, *part))
+        if block is not None:
+            return block, (step - begin) * len(rows)
+        if is_expected:
+            with suppress(InvalidParameter):  # a stage ends within the block, or the steps end
+                bound.sampler.check_part(begin, count=size)
+                first, num_steps, key = begin, size, (begin, *part)
     gatherer, dtype = (bound.masks, bound.mask_dtype) if masks else (bound.gatherer, bound.dtype)
-    pieces = bound.pieces(step, rows, count=count, world_size=world_size)
-    return gatherer.select_rows(pieces, dtype, bound.staged[masks])
+    pieces = bound.pieces(first, rows, count=num_steps, world_size=world_size)
+    selection = gatherer.select(pieces, dtype, bound.staged[masks])
+    if key is not None:
+        _blocks.put(key, selection)
+    return selection, (step - first) * len(rows)
 
 
 class RangeReading:
@@ -309,7 +302,7 @@ class RangeReading:
 
     def read(self, first: int, num_units: int) -> NDArray[np.integer]:
         """Return tokens from `first` on: `(num_units,)`."""
-        selection = self._gatherer.select_rows(self._pieces(first, num_units), self.dtype)
+        selection = self._gatherer.select(self._pieces(first, num_units), self.dtype)
         selection.check_unchanged(slice(None))
         return selection.read(slice(None)).reshape(-1)
 
@@ -326,31 +319,34 @@ def num_bytes(*readings: Reading) -> int:
     return size
 
 
-def read_arrays(reading: Reading) -> Iterator[NDArray[np.integer]]:
-    """Yield the tokens in arrays of at most `PIECE_BYTES` or one unit; empty arrays never.
-
-    The caller must drop an array before it asks for the next one, which then takes the same memory.
-    """
-    most = max(1, PIECE_BYTES // (reading.unit_tokens * reading.dtype.itemsize))
-    first = 0
-    while first < reading.num_units:
-        array = reading.read(first, min(most, reading.num_units - first))
-        first += len(array)
-        yield array
-        del array
-
-
 def read_pieces(*readings: Reading) -> Iterator[memoryview]:
-    """Yield the bytes of the array or of a body of several, little-endian, as `read_arrays` yields tokens."""
+    """Yield the bytes of the array or of a body of several, little-endian.
+
+    In pieces of at most `PIECE_BYTES` or one unit, none empty. The caller must drop a piece before it asks
+    for the next one, which then takes the same memory.
+    """
     for number, reading in enumerate(readings):
         if number and (padding := -num_bytes(*readings[:number]) % ALIGNMENT):
             yield memoryview(bytes(padding))
-        arrays = read_arrays(reading)
-        while (array := next(arrays, None)) is not None:
+        most = max(1, PIECE_BYTES // (reading.unit_tokens * reading.dtype.itemsize))
+        first = 0
+        while first < reading.num_units:
+            array = reading.read(first, min(most, reading.num_units - first))
+            first += len(array)
             piece = array.reshape(-1).view(np.uint8).data
             del array
             yield piece
             del piece
+
+
+def read_arrays(reading: Reading) -> Iterator[NDArray[np.integer]]:
+    """Yield the tokens, `(k,)`, in pieces as `read_pieces` yields their bytes; drop each as these."""
+    pieces = read_pieces(reading)
+    while (piece := next(pieces, None)) is not None:
+        array = np.frombuffer(piece, reading.dtype)
+        del piece
+        yield array
+        del array
 
 
 def hash_arrays(digest: xxhash.xxh3_64, budget: Budget, *readings: Reading) -> None:

@@ -17,7 +17,7 @@ _SENDING = (
         ("BoundPlan.pieces (/t/corpus_server/read/bound_plan.py:9);take (/n/numpy/fromnumeric.py:1)", "rows"),
         ("pieces (/t/corpus_server/read/bound_plan.py:9)", "rows"),
         ("permute (/t/corpus_server/plan/permutation.py:150)", "rows"),
-        ("Gatherer.select_rows (/t/corpus_server/read/gather.py:99)", "check"),
+        ("Gatherer.select (/t/corpus_server/read/gather.py:99)", "check"),
         (
             "Selection.read (/t/corpus_server/read/gather.py:239);touch (/t/corpus_server/read/memory.py:1)",
             "copy",

@@ -28,7 +28,6 @@ from corpus_server.plan.chain import Link
 from corpus_server.plan_store import PlanStore
 from corpus_server.read import reading
 from corpus_server.read.apart import parse_apart
-from corpus_server.read.reading import select_alone
 from corpus_server.work import Budget, Jobs
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
@@ -152,7 +151,10 @@ def test_plans_that_push_each_other_out_of_memory_give_their_own_rows(
     known = KnownPlans(catalog, store, max_plans=3)
     spelled: list[dict[str, Any]] = [{**ONE, "seed": seed, "order": "shuffle"} for seed in range(8)]
     plans = [catalog.bind(Plan.spelled(each), Budget()) for each in spelled]
-    right = [[select_alone(plan, step, range(4), 1).read(slice(4)) for step in range(60)] for plan in plans]
+    right = [
+        [plan.gatherer.select(plan.pieces(step, range(4)), plan.dtype).read(slice(4)) for step in range(60)]
+        for plan in plans
+    ]
 
     def ask(thread: int) -> None:
         draw = random.Random(thread)

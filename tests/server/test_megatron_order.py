@@ -45,7 +45,7 @@ def all_rows(bound: BoundPlan) -> NDArray[np.integer]:
     count = bound.sampler.num_steps
     rows = bound.sampler.check_part(0, count=count)
     reading = WindowReading(bound, Budget(), step=0, count=count, rank=0, rows=rows)
-    return np.concatenate([each.copy() for each in read_arrays(reading)])
+    return np.concatenate([each.copy() for each in read_arrays(reading)]).reshape(-1, reading.unit_tokens)
 
 
 def served_rows(case: Case, folder: Path) -> NDArray[np.integer]:
@@ -112,7 +112,7 @@ def test_the_source_of_a_row_is_that_of_its_pieces(opened: Catalog) -> None:
 def step_rows(bound: BoundPlan, step: int, **part: int) -> NDArray[np.integer]:
     own = bound.sampler.check_part(step, **part)
     reading = WindowReading(bound, Budget(), step=step, count=1, rank=part.get("rank", 0), rows=own)
-    return np.concatenate([each.copy() for each in read_arrays(reading)])
+    return np.concatenate([each.copy() for each in read_arrays(reading)]).reshape(-1, reading.unit_tokens)
 
 
 def test_two_tokens_are_enough_for_a_row(tmp_path: Path) -> None:

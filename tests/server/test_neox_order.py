@@ -27,7 +27,7 @@ def all_rows(bound: BoundPlan) -> NDArray[np.integer]:
     assert count is not None
     rows = bound.sampler.check_part(0, count=count)
     reading = WindowReading(bound, Budget(), step=0, count=count, rank=0, rows=rows)
-    return np.concatenate([each.copy() for each in read_arrays(reading)])
+    return np.concatenate([each.copy() for each in read_arrays(reading)]).reshape(-1, reading.unit_tokens)
 
 
 def served_rows(case: Case, folder: Path) -> NDArray[np.integer]:

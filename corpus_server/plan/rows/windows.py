@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -37,17 +38,17 @@ class WindowRows(Rows):
             )
         return super().over(sources)
 
-    @property
+    @cached_property
     def num_rows(self) -> UInt64Array:
         """See `Rows.num_rows`."""
         return self.sources.windows.num_windows
 
-    @property
+    @cached_property
     def first_row(self) -> UInt64Array:
         """See `Rows.first_row`."""
         return self.sources.windows.first_window
 
-    @property
+    @cached_property
     def shard_row(self) -> UInt64Array:
         """See `Rows.shard_row`."""
         return self.sources.windows.shard_window

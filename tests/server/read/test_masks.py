@@ -86,7 +86,7 @@ def test_each_row_has_the_mask_of_its_tokens(catalog: Catalog, order: Any, data:
         "rows": 6,
     }
     reading = WindowReading(bound, Budget(), **part).masks()
-    found = np.concatenate([each.copy() for each in read_arrays(reading)])
+    found = np.concatenate([each.copy() for each in read_arrays(reading)]).reshape(-1, SEQ_LEN + 1)
     assert (reading.shape, reading.dtype) == ((part["count"], 6, SEQ_LEN + 1), np.uint8)
     assert found.dtype == np.uint8
     shards = [(name, number) for name in bound.plan.sources for number in range(len(SIZES[name]))]
@@ -113,7 +113,7 @@ def test_the_end_of_a_row_that_no_piece_fills_is_masked(catalog: Catalog) -> Non
     bound = bind(catalog, "shuffle", "some", "bare")  # shards 0 and 1 are those of `bare`
     places = np.array([[2, 3, 9], [0, 395, 5], [5, 10, 17], [1, 2, 12]])
     pieces = Pieces(places, np.array([0, 2, 3, 4]))
-    rows = bound.masks.select_rows(pieces.ended(17, 50_000), np.dtype(bool))
+    rows = bound.masks.select(pieces.ended(17, 50_000), np.dtype(bool))
     some = mask_of("some", 0), mask_of("some", 3)
     assert rows.read(slice(0, 3)).astype(int).tolist() == [
         [*some[0][3:12], *[1] * 5, *[0] * 3],

@@ -98,7 +98,7 @@ def test_any_rows_equal_a_loop_over_their_pieces(
     expected = naive([shard.tokens for shard in shards], given_pieces, length, ends.tolist())
     ended = given_pieces.ended(length, ends)
     dtype = UINT16 if num_shards <= 3 else INT64
-    selection = Gatherer(shards).select_rows(ended, dtype)
+    selection = Gatherer(shards).select(ended, dtype)
     for first, stop in ((0, num_rows), sorted(data.draw(st.tuples(*[st.integers(0, num_rows)] * 2)))):
         found = selection.read(slice(first, stop))
         assert (found.dtype, found.flags.c_contiguous) == (dtype, True)
@@ -119,7 +119,7 @@ def test_the_end_of_a_row_is_one_piece_of_no_shard() -> None:
 @pytest.mark.parametrize("piece", [(0, -1, 5), (0, NUM_TOKENS - 4, 5), (1, 2**62, 5)])
 def test_a_piece_outside_its_shard_is_never_read(gatherer: Gatherer, piece: tuple[int, int, int]) -> None:
     with pytest.raises(IndexError, match="lies outside its shard"):
-        gatherer.select_rows(Pieces(np.array([(0, 0, 5), piece]), np.arange(3)), UINT16)
+        gatherer.select(Pieces(np.array([(0, 0, 5), piece]), np.arange(3)), UINT16)
 
 
 def test_once_a_piece_came_from_disk_the_rest_are_asked_for_at_once(
@@ -133,7 +133,7 @@ def test_once_a_piece_came_from_disk_the_rest_are_asked_for_at_once(
     all_pieces[-1, 1] = NUM_TOKENS - 200
     for path in paths:
         drop(path)
-    selection = gatherer.select_rows(Pieces(all_pieces, borders), UINT16)
+    selection = gatherer.select(Pieces(all_pieces, borders), UINT16)
     first = selection.read(slice(0, 20))
     assert gatherer.cold
     assert gatherer.num_faults >= 40  # reading ahead goes on after such a request
@@ -154,7 +154,7 @@ def test_a_change_during_the_copy_is_found_after_it(
     """Only the rows of the changed shard are refused."""
     all_pieces, borders = scattered_pieces(2)
     all_pieces[1:, 0] = 0, 1, 1  # each row lies in one shard
-    selection = gatherer.select_rows(Pieces(all_pieces, borders), UINT16)
+    selection = gatherer.select(Pieces(all_pieces, borders), UINT16)
     selection.check_unchanged(slice(0, 2))
     monkeypatch.setattr(gather, "num_major_faults", lambda: paths[1].write_bytes(bytes(2 * NUM_TOKENS)))
     selection.read(slice(0, 1))
