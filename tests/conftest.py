@@ -34,9 +34,12 @@ for number, handler in (
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# Speed is shown by benchmarks: an example that takes long on a busy machine is no failure.
-settings.register_profile("untimed", deadline=None, print_blob=True)
-settings.load_profile("untimed")
+# The same examples at each run: anyone can repeat a verdict on a commit.
+# No deadline: an example that takes long on a busy machine is no failure. Benchmarks show speed.
+settings.register_profile("same", deadline=None, print_blob=True, derandomize=True, database=None)
+# Other examples at each run: --hypothesis-profile explore.
+settings.register_profile("explore", deadline=None, print_blob=True, derandomize=False)
+settings.load_profile("same")
 
 SLOW = ("scripts", "test_scripts.py", "test_gpu.py", "docker", "browser", "examples", "faults")
 """Files and folders of long tests. They come first: one process would be left alone with the last of them."""
