@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType, SimpleNamespace
 
 from tests.serving import environment
@@ -111,25 +112,31 @@ def chapter(page: str, heading: str) -> str:
 
 
 @contextmanager
-def entered_files(package: Path) -> Iterator[tuple[set[str], SimpleNamespace]]:
-    """Collect the files of a package in which a function is called while `on.recording` is true.
+def entered(package: Path) -> Iterator[SimpleNamespace]:
+    """Collect the functions of a package that are called while `recording` is true.
 
     Threads are observed that start inside the block.
+
+    Yields:
+        An object with `recording`; `functions`, each a file and a line, without comprehensions; and `depth`,
+        the most of them that were called by one another.
     """
-    files: set[str] = set()
-    on = SimpleNamespace(recording=False)
+    way = SimpleNamespace(recording=False, functions=set[tuple[str, int]](), depth=0)
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        if on.recording and event == "call":
-            path = Path(frame.f_code.co_filename)
-            if path.is_relative_to(package):
-                files.add(path.relative_to(package).as_posix())
+        if not way.recording or event != "call" or frame.f_code.co_name.startswith("<"):
+            return
+        if (path := Path(frame.f_code.co_filename)).is_relative_to(package):
+            way.functions.add((path.relative_to(package).as_posix(), frame.f_code.co_firstlineno))
+            codes = [each.f_code for each, _ in walk_stack(frame)]
+            names = (each.co_filename for each in codes if not each.co_name.startswith("<"))
+            way.depth = max(way.depth, sum(Path(each).is_relative_to(package) for each in names))
 
     before = sys.getprofile()
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        yield files, on
+        yield way
     finally:
         sys.setprofile(before)
         threading.setprofile(None)

@@ -208,17 +208,15 @@ class Admission(Load):
 
     closing = False
 
-    def check_connection(self, address: str) -> None:
-        """Raise the error of the first of `CHECKS` that refuses a connection, which is counted."""
-        self._ask("connection", RequestHead("", b"", {}, address=address))
-
-    def check(self, request: RequestHead) -> Caller:
+    def check(self, request: RequestHead, at: Moment = "request") -> Caller:
         """Return who asks, and may; notes in the request who asks, also where that one may not.
 
         Raises:
-            CorpusServerError: one of the `CHECKS` refuses the request.
+            CorpusServerError: the first of the `CHECKS` of this moment that refuses.
         """
-        self._ask("request", request)
+        for check in CHECKS:
+            if check.at == at:
+                check.ask(self, request)
         return request.caller
 
     def admit(self, request: RequestHead, reader: asyncio.WriteTransport | None = None) -> Slot:
@@ -230,19 +228,10 @@ class Admission(Load):
         Raises:
             CorpusServerError: one of the `CHECKS` refuses the response.
         """
-        self.check_response(request)
-        self._ask("slot", request)
+        self.check(request, "response")
+        self.check(request, "slot")
         usage = self.usage[request.caller.name]
         slot = Slot(self, request.caller, usage, reader)
         self.slots.add(slot)
         usage.num_slots += 1
         return slot
-
-    def check_response(self, request: RequestHead) -> None:
-        """Raise the error of the first of `CHECKS` that refuses a costly response, with a slot or without."""
-        self._ask("response", request)
-
-    def _ask(self, moment: Moment, request: RequestHead) -> None:
-        for check in CHECKS:
-            if check.at == moment:
-                check.ask(self, request)

@@ -189,7 +189,8 @@ class Connection(asyncio.Protocol):
         request: RequestHead | None = None
         try:
             if self._is_new:
-                self._service.admission.check_connection(self._address)
+                asking = RequestHead("", b"", {}, address=self._address)
+                self._service.admission.check(asking, "connection")
             self._message = await self._read()
             if self._message is None:
                 return False
@@ -290,7 +291,7 @@ class Connection(asyncio.Protocol):
             problem_type=response.problem_type,
         )
         self._service.requests.done(answered)
-        self._service.refusing()
+        self._service.gather_threads.pause()
         await self.send([response.head(request, self.headers), *chain.from_iterable(response.body)])
 
     async def send(self, parts: Sequence[Buffer]) -> None:

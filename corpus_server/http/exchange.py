@@ -155,7 +155,7 @@ class Exchange:
         if is_token_path:
             self._slot = service.admission.admit(request, None if line is None else line.transport)
         else:
-            service.admission.check_response(request)
+            service.admission.check(request, "response")
         self._budget = service.budget(
             request,
             limits,
@@ -235,32 +235,31 @@ class Exchange:
             What was not sent, and is to be sent before the next call. Nothing if the response is `done` or
             `_waiting`, and the next call comes after that; or if others want the thread.
         """
-        with self._service.working():
+        now = time.monotonic()
+        until = now + TURN_SECONDS
+        self._stopped_sending_at = None
+        patience = PATIENCE_SECONDS
+        if self._waits_since is not None:
+            self._wait_seconds += now - self._waits_since
+            self._waits_since = None
+        rest: Sequence[Buffer] = ()
+        while not rest:
+            group = self._next_group()
+            began = time.monotonic()
+            self._make_seconds += began - now
+            if group is None:
+                self._waits_since = None if self._waiting is None else began
+                break
+            rest = group if to is None else write(to, group, patience)
+            self.sent_bytes += sum(map(len, group)) - sum(map(len, rest))
             now = time.monotonic()
-            until = now + TURN_SECONDS
-            self._stopped_sending_at = None
-            patience = PATIENCE_SECONDS
-            if self._waits_since is not None:
-                self._wait_seconds += now - self._waits_since
-                self._waits_since = None
-            rest: Sequence[Buffer] = ()
-            while not rest:
-                group = self._next_group()
-                began = time.monotonic()
-                self._make_seconds += began - now
-                if group is None:
-                    self._waits_since = None if self._waiting is None else began
-                    break
-                rest = group if to is None else write(to, group, patience)
-                self.sent_bytes += sum(map(len, group)) - sum(map(len, rest))
-                now = time.monotonic()
-                self._send_seconds += now - began
-                patience -= now - began  # the time for reading the disk does not count
-                del group  # its memory serves the next piece
-                if not rest and now >= until and self._service.gather_threads.are_wanted:
-                    self._waits_since = now
-                    break
-            return rest
+            self._send_seconds += now - began
+            patience -= now - began  # the time for reading the disk does not count
+            del group  # its memory serves the next piece
+            if not rest and now >= until and self._service.gather_threads.are_wanted:
+                self._waits_since = now
+                break
+        return rest
 
     @property
     def seconds(self) -> float:

@@ -1,18 +1,11 @@
-"""Every metric, declared once, and what counts several at a time.
+"""Every metric, declared once.
 
 CONTRIBUTING.md says how to add one.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from corpus_server.errors import CorpusServerError
 from corpus_server.metrics.kinds import (
@@ -21,19 +14,14 @@ from corpus_server.metrics.kinds import (
     Curve,
     Gauge,
     Histogram,
-    Series,
     Shared,
     SharedGauge,
     sums,
 )
 from corpus_server.read import memory
-from corpus_server.read.bound_plan import Source
 
 MAX_PLANS: Final = 32
 """Plans, each with its run, that have labels of their own in a process; all others count as `other`."""
-
-PLAN_IDLE_SECONDS: Final = 600.0
-"""A plan that is not read for so long gives its label to another one. Prometheus forgets after 300 s."""
 
 MAX_RANKS: Final = 512
 """Ranks that are kept of workers that have ended, those that asked last: about 70 kB."""
@@ -143,80 +131,3 @@ class _Ranks(Shared):
 
 
 RANKS: Final = _Ranks("ranks", ("run", "plan", "world_size", "rank"), width=7, max_ended=MAX_RANKS)
-
-MAX_SUMS: Final = 64
-"""Sources whose tokens are counted apart: each may have a thousand corpora, and counting must be quick."""
-
-_of_sources: dict[Source, int] = {}
-_tokens: dict[tuple[str, ...], NDArray[np.float64]] = {}  # by their corpora
-_tokens_lock: Final = threading.Lock()
-
-_plans: OrderedDict[tuple[str, ...], float] = OrderedDict()
-"""Plans and runs with labels: when they were read last, longest ago first."""
-
-
-def count(
-    route: str, status: int, sent_bytes: int, seconds: float, stages: Sequence[float], *, via: str
-) -> None:
-    """Count one request that was answered.
-
-    Args:
-        route: template of the path.
-        sent_bytes: of its body.
-        seconds: see `corpus_request_seconds`.
-        stages: seconds of each of `STAGES`; none where they are not known.
-        via: which path answered, `fast-path` or `application`.
-    """
-    REQUESTS.add(1, route, str(status), via)
-    SENT_BYTES.add(sent_bytes, route)
-    REQUEST_SECONDS.observe(seconds, route)
-    for stage, each in zip(STAGES, stages, strict=False):
-        STAGE_SECONDS.observe(each, stage)
-
-
-def count_tokens(source: Source, num_tokens: int, run: str) -> None:
-    """Count tokens of a plan, or of a corpus, that were sent to a run; "" has no name."""
-    with _tokens_lock:
-        _of_sources[source] = _of_sources.get(source, 0) + num_tokens
-        if len(_of_sources) > MAX_SUMS:
-            _sum_sources()
-    if source.plan_id:  # else of a corpus
-        PLAN_TOKENS.add(num_tokens, *_plan_labels(source.plan_id, run))
-
-
-def _sum_sources() -> None:
-    """Sum what was counted by sources of the same corpora; the lock is held."""
-    for source, number in _of_sources.items():
-        if (each := _tokens.get(source.names)) is None:
-            each = _tokens[source.names] = np.zeros(len(source.names))
-        each += source.shares * number
-    _of_sources.clear()
-
-
-def _add_tokens() -> Series:
-    """Add what was counted to the series of the corpora, and return all of these."""
-    with _tokens_lock:
-        _sum_sources()
-        counted = dict(_tokens)
-        _tokens.clear()
-    for names, numbers in counted.items():
-        for name, number in zip(names, numbers.tolist(), strict=True):
-            TOKENS.add(number, name)
-    return {labels: list(each) for labels, each in list(TOKENS.series.items())}
-
-
-TOKENS.pull_series(_add_tokens)
-
-
-def _plan_labels(*labels: str) -> tuple[str, ...]:
-    """Return the labels under which the tokens of a plan and a run count; for the event loop's thread."""
-    now = time.monotonic()
-    if labels not in _plans and len(_plans) >= MAX_PLANS:
-        oldest, read_at = next(iter(_plans.items()))
-        if now - read_at <= PLAN_IDLE_SECONDS:
-            return "other", "other"
-        del _plans[oldest]
-        PLAN_TOKENS.remove(*oldest)
-    _plans[labels] = now
-    _plans.move_to_end(labels)
-    return labels

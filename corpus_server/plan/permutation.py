@@ -73,11 +73,12 @@ class Grid(NamedTuple):
         width = np.asarray((size - np.uint64(1)) // height + np.uint64(1))
         return cls(size, np.asarray(height), width, flat=largest <= 2**60)
 
-    def take(self, which: NDArray[np.intp]) -> Grid:
-        """Return the grids of the domains of these numbers, `(k,)`; a grid of one domain serves all."""
+    def take(self, which: NDArray[np.intp] | int) -> Grid:
+        """Return the grids of the domains of numbers, `(k,)` or one; a grid of one domain serves all."""
         if not self.size.ndim:
             return self
-        return Grid(self.size[which], self.height[which], self.width[which], self.flat)
+        size, height, width = (np.asarray(each[which]) for each in self[:3])
+        return Grid(size, height, width, self.flat)
 
 
 def stream_key(purpose: str, seed: int, source: str) -> int:

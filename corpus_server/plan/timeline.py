@@ -55,11 +55,7 @@ class PlacedStage(NamedTuple):
     rows: UInt64Array  # that all sources of the plan gave before the stage
     seq_len: int  # inputs per row
     num_parts: int  # rows of a window
-
-    @property
-    def step_windows(self) -> int:
-        """Windows of a step."""
-        return self.global_batch_size // self.num_parts
+    step_windows: int  # windows of a step
 
     def member(self, source: int) -> int | None:
         """Return the index in the mixture of a source of the plan, or None if the stage does not use it."""
@@ -124,10 +120,18 @@ class Timeline:
             else self._blend.since(int(rows.sum()))
         )
         sources = np.array([self._numbers[name] for name in mixture.names], dtype=np.intp)
-        seq_len = int(log.seq_lens[number])
-        shape = int(log.from_steps[number]), int(log.sizes[number])
+        seq_len, size = int(log.seq_lens[number]), int(log.sizes[number])
         return PlacedStage(
-            number, *shape, mixture, sources, positions, rows, seq_len, self._seq_len // seq_len
+            number=number,
+            from_step=int(log.from_steps[number]),
+            global_batch_size=size,
+            mixture=mixture,
+            sources=sources,
+            positions=positions,
+            rows=rows,
+            seq_len=seq_len,
+            num_parts=(num_parts := self._seq_len // seq_len),
+            step_windows=size // num_parts,
         )
 
     def _whole_steps(self, num_rows: int) -> int:

@@ -238,11 +238,12 @@ def timing_value(seconds: float, staging_seconds: float = 0.0) -> str:
     return f"response;dur={seconds * 1e3:.3f}{staging}"
 
 
-def negotiate(accept: str | None, default: Format) -> Format:
-    """Return the response's format for an `Accept` header: the known type of the highest weight.
+def negotiate(request: RequestHead, default: Format) -> Format:
+    """Return the response's format for a request's `Accept` header: the known type of the highest weight.
 
     Of equal weights the first counts (RFC 9110, 12.5.1); where no type is known, the default.
     """
+    accept = request.headers.get("accept")
     if accept is None:
         return default
     chosen, best = default, 0.0

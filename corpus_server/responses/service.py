@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -46,9 +45,6 @@ QUESTION_THREADS = 16
 
 _CONTROL_THREADS = 2
 """For plans and descriptions: work that must not wait behind the disk."""
-
-_REFUSING_SECONDS = 0.05
-"""How long a thread waits at most for refusals: however many come, answers go on."""
 
 _STUCK_SECONDS = 20.0
 """A thread that is at one slice for so long waits for a disk that does not answer."""
@@ -113,9 +109,6 @@ class Service:
             metrics.UNREAD_STEPS.pull_series(self.stager.progress.unread_steps)
         self._probes: dict[Callable[[], Any], asyncio.Task[Any]] = {}  # by their work, those that wait
         self.draining = False
-        self._working_since: dict[int, float] = {}
-        self._nothing_to_refuse = threading.Event()
-        self._nothing_to_refuse.set()
 
     @classmethod
     @contextmanager
@@ -162,12 +155,9 @@ class Service:
         """Return None when ready, else why not; blocks."""
         if self.draining:
             return Unready("the server is shutting down")
-        now = time.monotonic()
-        stuck = [since for since in list(self._working_since.values()) if now - since > _STUCK_SECONDS]
-        if len(stuck) >= self.settings.gather_threads:
-            return Unready(
-                f"all {len(stuck)} gather threads have waited for the disk for {_STUCK_SECONDS:g} s"
-            )
+        number = self.settings.gather_threads
+        if self.gather_threads.num_stuck(_STUCK_SECONDS) >= number:
+            return Unready(f"all {number} gather threads have waited for the disk for {_STUCK_SECONDS:g} s")
         try:
             for corpus in self.catalog.corpora.values():
                 for shard in contents(corpus.shards):
@@ -299,26 +289,6 @@ class Service:
             probe = self._probes[work] = asyncio.create_task(self._probe_thread.run(look))
         result: T = await asyncio.shield(probe)  # shielded: others may wait for it, too
         return result
-
-    def refusing(self) -> None:
-        """Have threads begin nothing until the event loop has taken what has come; for the loop's thread.
-
-        Where hundreds are to be refused at once, 99 % are in three quarters of the time, and what is answered
-        meanwhile takes 1.1 times as long.
-        """
-        if self._nothing_to_refuse.is_set():
-            self._nothing_to_refuse.clear()
-            asyncio.get_running_loop().call_soon(self._nothing_to_refuse.set)
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Note a gather thread at work, so that readiness sees one that hangs; `refusing` goes first."""
-        self._nothing_to_refuse.wait(_REFUSING_SECONDS)
-        self._working_since[threading.get_ident()] = time.monotonic()
-        try:
-            yield
-        finally:
-            del self._working_since[threading.get_ident()]
 
     def budget(
         self,

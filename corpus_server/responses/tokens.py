@@ -14,7 +14,6 @@ from urllib.parse import parse_qsl
 import numpy as np
 from pydantic import Field
 
-from corpus_server import metrics
 from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.errors import InvalidParameter
 from corpus_server.plan.document import INLINE_PLAN
@@ -25,6 +24,7 @@ from corpus_server.readers.registry import Reader
 from corpus_server.responses.arrays import array_response
 from corpus_server.responses.forms import InMemory, check_form, json_arrays, num_items, rows_as_text
 from corpus_server.responses.question import FormatQuery, PlanQuery, Step, integer, names, question
+from corpus_server.responses.requests import count_tokens
 from corpus_server.responses.response import (
     NO_STORE,
     PLAN_HEADER,
@@ -119,7 +119,7 @@ def plan_of(
 def batches(service: Service, query: BatchesQuery, request: RequestHead, budget: Budget) -> Response:
     """Return the tokens of a rank: `(count, rows, seq_len + 1)`, C order, little-endian."""
     bound = plan_of(service, query, request.caller, budget)
-    chosen = choose_format(request, query, default="raw")
+    chosen = query.format or negotiate(request, "raw")
     reading = _windows(bound, query, budget)
     beside = _beside(query, reading, chosen)
     size = num_bytes(reading, *beside.values())
@@ -142,7 +142,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead, budget:
     else:
         response = array_response(reading, headers, chosen, query.checksum, request, budget, beside)
     response.when_sent(
-        metrics.count_tokens,
+        count_tokens,
         bound.source_of(query.step),
         reading.num_units * reading.unit_tokens,
         request.run,
@@ -162,7 +162,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead, budget:
 def indices(service: Service, query: BatchesQuery, request: RequestHead, budget: Budget) -> Response:
     """Return where the rows of a rank lie: shards (over the plan's shard list) and tokens."""
     bound = plan_of(service, query, request.caller, budget)
-    chosen = choose_format(request, query, default="json")
+    chosen = query.format or negotiate(request, "json")
     reading = _windows(bound, query, budget)
     are_windows, shape = bound.sampler.is_window, reading.shape[:2]
     numbers = 2 if are_windows else 4  # of each piece; a row has at least one
@@ -217,11 +217,6 @@ def _located(reading: WindowReading, numbers: int, budget: Budget) -> np.ndarray
         first = stop
         budget.spend(num_bytes=pieces.nbytes)
     return located
-
-
-def choose_format(request: RequestHead, query: FormatQuery, default: Format) -> Format:
-    """Return the format asked for, by parameter or by `Accept`."""
-    return query.format or negotiate(request.headers.get("accept"), default)
 
 
 def plan_headers(

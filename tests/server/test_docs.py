@@ -18,7 +18,7 @@ from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.work import Budget
 from tests.corpora import write_raw
-from tests.layers import chapter, entered_files
+from tests.layers import chapter, entered
 from tests.server.test_imports import LEVELS, PACKAGE
 from tests.serving import ROOT
 from tests.tables import TABLES, renewed
@@ -80,28 +80,34 @@ def test_a_request_passes_the_files_that_the_chapter_names(tmp_path: Path) -> No
     path = write_raw(tmp_path / "web.bin", np.arange(6000))
     settings = Settings(corpora=(CorpusSpec(name="web", path=path),), state_dir=tmp_path, read_ahead_bytes=0)
 
-    async def ask_twice(service: Service, on: SimpleNamespace) -> None:
+    async def ask_twice(service: Service, way: SimpleNamespace) -> None:
         shared = SimpleNamespace(connections=set(), default_headers=[])
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Connection(service, None, shared), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         # The first request binds the plan; the way of all others is what the chapter shows.
-        for on.recording in (False, True):
+        for way.recording in (False, True):
             target = "/v1/batches?corpus=web&seq_len=4&batch_size=2&step=3&checksum=tail"
             writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(2 * 5 * 2 + 8)
             while service.admission.slots:
                 await asyncio.sleep(0.01)
-        on.recording = False
+        way.recording = False
         writer.close()
         server.close()
 
-    with entered_files(PACKAGE) as (files, on), Service.open(settings) as service:
-        asyncio.run(ask_twice(service, on))
-    way = chapter(ARCHITECTURE, "The way of a request")
-    numbered = re.findall(r"^ +(\d+)  ([\w/]+\.py) ", way, re.MULTILINE)
+    with entered(PACKAGE) as way, Service.open(settings) as service:
+        asyncio.run(ask_twice(service, way))
+    files = {file for file, _ in way.functions}
+    page = chapter(ARCHITECTURE, "The way of a request")
+    said = re.search(r"enters (\d+) functions of (\d+) files, at most (\d+) of\s+them deep", page)
+    assert said is not None
+    assert len(files) == int(said[2])
+    assert len(way.functions) <= int(said[1])  # some are entered only where a thread had to wait
+    assert way.depth <= int(said[3])
+    numbered = re.findall(r"^ +(\d+)  ([\w/]+\.py) ", page, re.MULTILINE)
     assert [int(number) for number, _ in numbered] == list(range(1, len(numbered) + 1))
     assert len(numbered) <= 12
-    helpers = "".join(re.findall(r"^- .*\n", way, re.MULTILINE))
+    helpers = "".join(re.findall(r"^- .*\n", page, re.MULTILINE))
     assert files == {name for _, name in numbered} | set(re.findall(r"`([\w/]+\.py)`", helpers))

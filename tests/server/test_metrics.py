@@ -16,6 +16,7 @@ from corpus_server import metrics
 from corpus_server.metrics import shared
 from corpus_server.metrics.kinds import METRICS, CorpusColumn, Counter
 from corpus_server.read.bound_plan import Source
+from corpus_server.responses.requests import count_tokens
 from tests.conftest import ServedCorpus
 from tests.server.http.test_requests import ask
 from tests.serving import RunningServer
@@ -211,8 +212,8 @@ def test_tokens_of_many_stages_and_corpora_are_summed_by_corpus() -> None:
     for number in range(200):
         names = ("sum-a", "sum-b") if number % 2 else ("sum-a", "sum-c", "sum-d")
         shares = dict.fromkeys(names, 1 / len(names))
-        metrics.count_tokens(Source.of("", shares), 6, "")
-        metrics.count_tokens(Source.of("", {"sum-a": 1.0}), 1, "")
+        count_tokens(Source.of("", shares), 6, "")
+        count_tokens(Source.of("", {"sum-a": 1.0}), 1, "")
     found = {labels: number for labels, (number,) in metrics.TOKENS.numbers().items() if labels not in before}
     assert found == {
         ("sum-a",): pytest.approx(100 * 3 + 100 * 2 + 200),

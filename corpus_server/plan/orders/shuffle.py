@@ -18,14 +18,11 @@ class Shuffle(Order):
 
     def rows_at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> RowNumbers:
         """See `Order.rows_at`."""
-        return permute(offsets, self._domain(source), round_keys(self.keys[source], epochs))
+        return permute(offsets, self._grids.take(source), round_keys(self.keys[source], epochs))
 
     def offsets_of(self, source: SourceNumbers, epochs: Epochs, rows: RowNumbers) -> Offsets:
         """See `Order.offsets_of`."""
-        return invert(rows, self._domain(source), round_keys(self.keys[source], epochs))
-
-    def _domain(self, source: SourceNumbers) -> Grid | int:
-        return int(self.num_rows[source]) if isinstance(source, int) else self._grids.take(source)
+        return invert(rows, self._grids.take(source), round_keys(self.keys[source], epochs))
 
     @cached_property
     def _grids(self) -> Grid:

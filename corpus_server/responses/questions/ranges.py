@@ -30,6 +30,7 @@ from corpus_server.responses.question import (
     integer,
     question,
 )
+from corpus_server.responses.requests import count_tokens
 from corpus_server.responses.response import (
     NO_STORE,
     RANGE_HEADER,
@@ -37,11 +38,12 @@ from corpus_server.responses.response import (
     Response,
     caching,
     json_response,
+    negotiate,
     not_modified,
     text_response,
 )
 from corpus_server.responses.service import Service
-from corpus_server.responses.tokens import TOKEN_LIMITS, TOKENS, choose_format, representation
+from corpus_server.responses.tokens import TOKEN_LIMITS, TOKENS, representation
 from corpus_server.stores import Extent, Extents
 from corpus_server.work import Budget
 
@@ -123,7 +125,7 @@ def document(
         fields["base_document"] = corpus.base_document(own)
     start, stop = corpus.document_range(own)
     tag = ""
-    if corpus.metadata_paths and choose_format(request, query, "json") == "json":
+    if corpus.metadata_paths and (query.format or negotiate(request, "json")) == "json":
         own = fields.get("base_document", own)
         metadata = find_metadata(corpus, [own], budget)
         fields |= {"metadata": metadata.rows.get(own), "metadata_problem": metadata.problem}
@@ -186,7 +188,7 @@ def token_range(
         fields: what a JSON response says besides.
         tag: tells what they say apart from what they said before, if the corpus's fingerprint does not.
     """
-    chosen = choose_format(request, query, default)
+    chosen = query.format or negotiate(request, default)
     reading = _reading(service, corpus, start, stop)
     budget.check_response(num_bytes(reading), "count")
     if chosen in ("json", "text"):
@@ -213,7 +215,7 @@ def token_range(
     else:
         response = array_response(reading, headers, chosen, query.checksum, request, budget)
     source = Source.of("", {corpus.name: 1.0})
-    response.when_sent(metrics.count_tokens, source, stop - start, request.run)
+    response.when_sent(count_tokens, source, stop - start, request.run)
     return response
 
 

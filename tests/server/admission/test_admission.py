@@ -319,7 +319,7 @@ def test_readers_that_took_nothing_for_longest_are_dropped_first(tmp_path: Path,
 def test_connections_are_counted_by_address_and_all_together(gate: Admission) -> None:
     def connect(address: str) -> None:
         gate.connect(address)
-        gate.check_connection(address)
+        gate.check(RequestHead("", b"", {}, address=address), "connection")
 
     for _ in range(2):
         connect("10.0.0.1")
@@ -357,7 +357,7 @@ def test_only_allowed_networks_are_served(address: str, is_allowed: bool) -> Non
     spec = CorpusSpec(name="a", path=Path("a"))
     gate = Admission(Settings(corpora=(spec,), allow="10.0.0.0/8,127.0.0.1,fd00::/8"), Access(None))
     gate.connect(address)
-    gate.check_connection(address)
+    gate.check(RequestHead("", b"", {}, address=address), "connection")
     for target in (b"/healthz", b"/readyz?x=1", b"/%68ealthz"):
         assert gate.check(RequestHead("GET", target, {}, address=address)) is ANYONE
     for target in (b"/v1/batches?step=3", b"/v1/access", b"/metrics", b"/", b"/page/x", b"/healthz/x"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from corpus_server.admission.request import RequestHead
 from corpus_server.responses import arrays
 from corpus_server.responses.response import negotiate
 
@@ -46,5 +47,6 @@ def test_the_npy_prefix_is_these_bytes() -> None:
     ],
 )
 def test_negotiation(accept: str | None, expected: str) -> None:
-    assert negotiate(accept, "raw") == expected
-    assert negotiate("image/png", "json") == "json"
+    head = RequestHead("GET", b"/", {} if accept is None else {"accept": accept})
+    assert negotiate(head, "raw") == expected
+    assert negotiate(RequestHead("GET", b"/", {"accept": "image/png"}), "json") == "json"

@@ -17,6 +17,7 @@ from corpus_server.admission.request import RequestHead
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import Overloaded
 from corpus_server.responses import service as module
+from corpus_server.responses import threads
 from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.work import Limits
@@ -43,14 +44,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def begin_work(service: Service) -> tuple[threading.Thread, threading.Event]:
-    """Start a thread that works for the service; the event says that it has begun."""
+    """Give a gather thread work, from another loop; the event says that it has begun."""
     begun = threading.Event()
-
-    def work() -> None:
-        with service.working():
-            begun.set()
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=lambda: asyncio.run(service.gather_threads.run(begun.set)))
     thread.start()
     return thread, begun
 
@@ -58,11 +54,11 @@ def begin_work(service: Service) -> tuple[threading.Thread, threading.Event]:
 def test_threads_begin_nothing_before_the_loop_has_refused_what_came(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REFUSING_SECONDS", 2 * LONG)
+    monkeypatch.setattr(threads, "PAUSE_SECONDS", 2 * LONG)
 
     async def refuse_two() -> None:
-        service.refusing()
-        service.refusing()
+        service.gather_threads.pause()
+        service.gather_threads.pause()
         thread, begun = begin_work(service)
         assert not begun.wait(0.1)  # blocks the loop, as a burst of refusals does
         await asyncio.sleep(0)
@@ -75,10 +71,10 @@ def test_threads_begin_nothing_before_the_loop_has_refused_what_came(
 def test_threads_go_on_however_long_the_loop_refuses(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_REFUSING_SECONDS", 0.01)
+    monkeypatch.setattr(threads, "PAUSE_SECONDS", 0.01)
 
     async def refuse_for_long() -> None:
-        service.refusing()
+        service.gather_threads.pause()
         began = time.monotonic()
         thread, begun = begin_work(service)
         assert begun.wait(LONG)
@@ -187,17 +183,17 @@ def test_a_process_whose_threads_all_hang_is_not_ready(
             begun = threading.Event()
 
             def hang(begun: threading.Event = begun) -> None:
-                with service.working():
-                    begun.set()
-                    end.wait(LONG)
+                begun.set()
+                end.wait(LONG)
 
-            threading.Thread(target=hang, daemon=True).start()
+            work = service.gather_threads.run(hang)
+            threading.Thread(target=asyncio.run, args=(work,), daemon=True).start()
             assert begun.wait(LONG)
             said = f"all {number} gather threads have waited for the disk for 0 s"
             assert service.why_not_ready() == (module.Unready(said) if k == number else None)
         monkeypatch.setattr(module, "_STUCK_SECONDS", LONG)
         assert service.why_not_ready() is None
-    while service._working_since:
+    while service.gather_threads.num_stuck(0.0):
         time.sleep(0.001)
 
 
