@@ -157,6 +157,11 @@ def print_json(value: object) -> None:
     print(json.dumps(value, default=str, indent=2))
 
 
+def shortened(text: str, length: int) -> str:
+    """Return a text, or the beginning of one that is longer."""
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
 def said_of_rows(equal_steps: int | None, rows: Mapping[str, Any] | None) -> str:
     """Say from which step on the rows of two plans differ.
 

@@ -2,74 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from corpus_server.catalog import Catalog
 from corpus_server.cli.app import App
 from corpus_server.cli.common import (
     AsJson,
-    console,
     note,
     print_json,
     print_table,
     read_corpus,
     read_text,
-    said_of_rows,
+    shortened,
     table,
     tell,
 )
-from corpus_server.cli.server import Server, known_url
+from corpus_server.cli.diff import diff
+from corpus_server.cli.server import SHORT_ID, PlanId, Server, ServerUrl, StateDir, known_url, opened_plans
 from corpus_server.cli.successor import successor
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, counted
 from corpus_server.plan import Plan
-from corpus_server.plan.questions.diff import changed_fields, count_equal_steps
 from corpus_server.plan.rows import ROWS
 from corpus_server.plan_store import PlanStore
 from corpus_server.plan_store.links import chain
 from corpus_server.plan_store.saved import saved_plan
-from corpus_server.read.bound_plan import BoundPlan
-from corpus_server.read.changes import compare_plans
 from corpus_server.settings import default_state_dir
 from corpus_server.tools.importing import ImportedOrder, ImportedRows, Trainer, import_plan
-from corpus_server.work import Budget, Limits
-
-SHORT_ID = 12
 
 app = App(name="plans", help="List, show and compare the plans a server has seen.")
-
-app.command()(successor)
-
-StateDir = Annotated[
-    Path | None, typer.Option(help="The server's --state-dir.", show_default="~/.local/state/corpus-server")
-]
-ServerUrl = Annotated[
-    str | None, typer.Argument(metavar="URL", help="Ask a server, instead of reading its state.")
-]
-Id = Annotated[str, typer.Argument(help="A plan's id, or the beginning of it.")]
-
-
-@contextmanager
-def _opened(state_dir: Path | None, url: str | None) -> Iterator[PlanStore | Server]:
-    """Yield what knows the plans: a server, or the state folder of one."""
-    if url is None:
-        with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
-            yield store
-    elif state_dir is not None:
-        raise InvalidParameter.expected("state_dir", "left out with a server's URL", str(state_dir))
-    else:
-        yield Server(known_url(url))
 
 
 @app.command("list")
@@ -84,7 +50,7 @@ def list_(
 
     Example: corpus-server plans list http://localhost:8000
     """
-    with _opened(state_dir, url) as known:
+    with opened_plans(state_dir, url) as known:
         found = known.newest(limit, run)
     if as_json:
         plans = [
@@ -105,10 +71,10 @@ def list_(
         listed.add_row(
             plan.id[:SHORT_ID],
             f"{datetime.fromtimestamp(seen, UTC):%Y-%m-%d %H:%M}",
-            _shortened(", ".join(runs), 40),
-            escape(_shortened(", ".join(plan.sources), 40)),
+            shortened(", ".join(runs), 40),
+            escape(shortened(", ".join(plan.sources), 40)),
             ", ".join(dict.fromkeys(str(stage.seq_len or plan.seq_len) for stage in plan.stages)),
-            _shortened(", ".join(batches), 20),
+            shortened(", ".join(batches), 20),
             str(plan.order) if plan.rows == ROWS.default else f"{plan.order}, {plan.rows}",
             str(plan.seed),
             str(len(plan.stages)),
@@ -118,7 +84,7 @@ def list_(
 
 @app.command()
 def keep(
-    plan_id: Id,
+    plan_id: PlanId,
     state_dir: StateDir = None,
     kept: Annotated[bool, typer.Option("--keep/--release", help="Release: it may be removed again.")] = True,
     as_json: AsJson = False,
@@ -137,12 +103,12 @@ def keep(
 
 
 @app.command()
-def show(plan_id: Id, url: ServerUrl = None, state_dir: StateDir = None, as_json: AsJson = False) -> None:
+def show(plan_id: PlanId, url: ServerUrl = None, state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """Print a plan's canonical JSON, of which its id is the SHA-256; with --json, its id beside it.
 
     Example: corpus-server plans show 3f9c2a7b51d0 http://localhost:8000
     """
-    with _opened(state_dir, url) as known:
+    with opened_plans(state_dir, url) as known:
         plan = known.find(plan_id)
     if as_json:
         print_json({"id": plan.id, "plan": plan.to_json()})
@@ -151,7 +117,7 @@ def show(plan_id: Id, url: ServerUrl = None, state_dir: StateDir = None, as_json
 
 
 @app.command()
-def save(plan_id: Id, url: ServerUrl = None, state_dir: StateDir = None) -> None:
+def save(plan_id: PlanId, url: ServerUrl = None, state_dir: StateDir = None) -> None:
     """Print a plan as a file that people exchange: it says its corpora, and where they can be had.
 
     A server knows where; its state alone does not.
@@ -159,7 +125,7 @@ def save(plan_id: Id, url: ServerUrl = None, state_dir: StateDir = None) -> None
     Example: corpus-server plans save 3f9c2a7b51d0 http://localhost:8000
     """
     if url is not None:
-        with _opened(state_dir, url) as known:
+        with opened_plans(state_dir, url) as known:
             assert isinstance(known, Server)
             print_json(known.ask(f"/v1/plans/{plan_id}/file"))
         return
@@ -265,14 +231,17 @@ def import_(
 
     Example: corpus-server plans import megatron arguments.txt --seq-len 2048
     """
-    fields = {
-        "seq_len": seq_len,
-        "batch_size": batch_size,
-        "seed": seed,
-        "num_samples": num_samples,
-        "num_epochs": num_epochs,
-    }
-    imported = import_plan(trainer, read_text(file, "file"), order=order, rows=rows, **fields)
+    imported = import_plan(
+        trainer,
+        read_text(file, "file"),
+        order=order,
+        rows=rows,
+        seq_len=seq_len,
+        batch_size=batch_size,
+        seed=seed,
+        num_samples=num_samples,
+        num_epochs=num_epochs,
+    )
     Plan.from_json(imported.document)  # refuses what a server would refuse
     for each in imported.left_out:
         tell(f"[yellow]not carried over:[/] {escape(each)}")
@@ -282,55 +251,8 @@ def import_(
 
 
 @app.command()
-def diff(
-    a: Id,
-    b: Id,
-    url: ServerUrl = None,
-    state_dir: StateDir = None,
-    corpora: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--corpus",
-            metavar="NAME=PATH",
-            help="A corpus of the plans; with all of them, rows are compared.",
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Show so many steps that differ.")] = 10,
-    max_rows: Annotated[int, typer.Option(min=1, help="Compare about so many rows at most.")] = 1 << 24,
-    as_json: AsJson = False,
-) -> None:
-    """Say in which fields two plans differ, and from which step on which rows.
-
-    Example: corpus-server plans diff 3f9c2a7b51d0 8e01b7c4aa92 http://localhost:8000
-    """
-    with _opened(state_dir, url) as known:
-        if isinstance(known, Server) and not corpora:
-            response = known.ask(f"/v1/plans/{known.id_of(a)}/diff", other=known.id_of(b), steps=steps)
-        else:
-            one, other = known.find(a), known.find(b)
-            if corpora:
-                response = _compared(one, other, corpora, steps, max_rows)
-            else:
-                fields = [dataclasses.asdict(change) for change in changed_fields(one, other, Budget())]
-                response = {"a": one.id, "b": other.id, "fields": fields, "rows": None}
-    rows = response["rows"]
-    equal_steps = count_equal_steps(one, other) if rows is None else rows["equal_steps"]
-    if as_json:
-        print_json({**response, "equal_steps": equal_steps})
-    elif not response["fields"]:
-        console.print("The two plans are the same.")
-    else:
-        print_table(_fields(response))
-        console.print(said_of_rows(equal_steps, rows))
-        if rows is not None and rows["steps"]:
-            print_table(_steps(rows["steps"]))
-        for change in response.get("views", []):
-            console.print(_documents(change), soft_wrap=True)
-
-
-@app.command()
 def members(
-    plan_id: Id,
+    plan_id: PlanId,
     document: Annotated[int, typer.Argument(min=0, help="A document's number; of a view, in its corpus.")],
     url: Annotated[str, typer.Argument(metavar="URL", help="The server that knows the plan.")],
     corpus: Annotated[str | None, typer.Option(help="A source of the plan, if it has several.")] = None,
@@ -365,66 +287,9 @@ def members(
     )
 
 
-def _compared(a: Plan, b: Plan, corpora: list[str], steps: int, max_rows: int) -> dict[str, Any]:
-    with Catalog.open(read_corpus(text) for text in corpora) as catalog:
-        budget = Budget(Limits(rows=2 * max_rows))  # of each plan
-        found = compare_plans(_bind(a, catalog), _bind(b, catalog), budget, num_steps=steps)
-    return {**dataclasses.asdict(found), "a": a.id, "b": b.id}
-
-
-def _bind(plan: Plan, catalog: Catalog) -> BoundPlan:
-    """Return a plan bound to the corpora, after checking that they are those it was made for."""
-    for name in plan.sources:
-        if name not in catalog.corpora:
-            raise InvalidParameter(
-                f"plan {plan.id[:SHORT_ID]} reads corpus {name!r}: name it with --corpus {name}=PATH",
-                parameter="corpus",
-            )
-    catalog.bind(plan, Budget())
-    # The same kind of fingerprint in both plans: two kinds of one content are no difference.
-    fingerprints = {name: catalog.corpora[name].fingerprint for name in plan.sources}
-    return catalog.bind(plan.bind(fingerprints), Budget())
-
-
-def _fields(response: dict[str, Any]) -> Table:
-    fields = table("field", f"A {response['a'][:SHORT_ID]}", f"B {response['b'][:SHORT_ID]}")
-    for change in response["fields"]:
-        fields.add_row(*map(escape, (change["field"], _value(change["a"]), _value(change["b"]))))
-    return fields
-
-
-def _value(value: object) -> str:
-    if value in (None, []):
-        return "-"
-    text = value if isinstance(value, str) else json.dumps(value)
-    if isinstance(value, list) and len(text) > 60:
-        return f"{json.dumps(value[:2])[:-1]}, ...] ({len(value):,} ranges)"
-    return _shortened(text, 200)
-
-
-def _steps(steps: list[dict[str, Any]]) -> Table:
-    shown = table("step", "plan step in A", "in B", "rows that differ", "which")
-    for change in steps:
-        spans = [f"{start}" if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in change["rows"]]
-        numbers = (change["step"], *change["plan_steps"], change["num_rows"])
-        shown.add_row(*(f"{number:,}" for number in numbers), _shortened(", ".join(spans), 60))
-    return shown
-
-
-def _documents(change: dict[str, Any]) -> str:
-    names = change["a"] if change["a"] == change["b"] else f"{change['a']} and {change['b']}"
-    each = ", ".join(f"{its['document']} ({its['a']} -> {its['b']})" for its in change["documents"][:5])
-    return (
-        f"Of {escape(names)}, {counted(change['num_documents'], 'document')} "
-        f"{'comes' if change['num_documents'] == 1 else 'come'} more or less often in an epoch "
-        f"({change['num_taken_out']:,} only in A, {change['num_put_in']:,} only in B): "
-        f"{each}{', ...' if change['num_documents'] > 5 else ''}"
-    )
-
-
-def _shortened(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 3] + "..."
-
-
 def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+app.command()(diff)
+app.command()(successor)

@@ -8,9 +8,11 @@ import os
 import re
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlencode, urlsplit
 from urllib.request import (
@@ -23,14 +25,29 @@ from urllib.request import (
     proxy_bypass,
 )
 
+import typer
+
 from corpus_server.admission.request import RUN
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.plan import Plan
 from corpus_server.plan.chain import Continued, KeptLink
 from corpus_server.plan.document import canonical, id_of
+from corpus_server.plan_store import PlanStore
+from corpus_server.settings import default_state_dir
 
 _SECONDS = 60  # until a server must have answered
 _MAX_PLANS = 1000  # of one list
+
+SHORT_ID = 12
+"""Digits of a plan's id in tables."""
+
+StateDir = Annotated[
+    Path | None, typer.Option(help="The server's --state-dir.", show_default="~/.local/state/corpus-server")
+]
+ServerUrl = Annotated[
+    str | None, typer.Argument(metavar="URL", help="Ask a server, instead of reading its state.")
+]
+PlanId = Annotated[str, typer.Argument(help="A plan's id, or the beginning of it.")]
 
 
 class Asked(ABC):
@@ -176,3 +193,15 @@ def _refusal(error: HTTPError, asked: str) -> CorpusServerError:
         return CorpusServerError(problem["detail"], remedy=problem.get("remedy"))
     except (OSError, HTTPException, ValueError, TypeError, KeyError):  # a proxy's page
         return CorpusServerError(f"no response from {asked}: {error}")
+
+
+@contextmanager
+def opened_plans(state_dir: Path | None, url: str | None) -> Iterator[PlanStore | Server]:
+    """Yield what knows the plans: a server, or the state folder of one."""
+    if url is None:
+        with PlanStore(state_dir or default_state_dir(), read_only=True) as store:
+            yield store
+    elif state_dir is not None:
+        raise InvalidParameter.expected("state_dir", "left out with a server's URL", str(state_dir))
+    else:
+        yield Server(known_url(url))

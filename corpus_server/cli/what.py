@@ -43,18 +43,20 @@ def what(
 
     Example: corpus-server what arguments.txt --step 81204 --tokenizer /data/tokenizer.json
     """
-    fields = {
-        "seq_len": seq_len,
-        "batch_size": batch_size,
-        "seed": seed,
-        "num_samples": num_samples,
-        "num_epochs": num_epochs,
-    }
     text = read_text(config, "config")
     if trainer is None:
         trainer = trainer_of(text)
         tell(f"read as a configuration of {trainer}; --trainer names another")
-    imported = import_plan(trainer, text, order=trainer, rows="windows", **fields)
+    imported = import_plan(
+        trainer,
+        text,
+        order=trainer,
+        seq_len=seq_len,
+        batch_size=batch_size,
+        seed=seed,
+        num_samples=num_samples,
+        num_epochs=num_epochs,
+    )
     for each in imported.left_out:
         tell(f"[yellow]not looked at:[/] {escape(each)}")
     from corpus_server.cli.files import open_files  # loads pydantic, which the other commands do not wait for

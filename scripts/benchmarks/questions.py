@@ -195,72 +195,96 @@ def measure(server: RunningServer, request: bytes, timeout: float) -> Costs:
     return costs
 
 
-def questions(server: RunningServer) -> dict[str, Callable[[], bytes]]:
-    """Return requests by what they ask; made when they are asked, so that no plan is in memory before."""
+Questions = dict[str, Callable[[], bytes]]
+"""Requests by what they ask; made when they are asked, so that no plan is in memory before."""
 
-    def posted(mixture: str, size: int, **more: Any) -> str:
-        stage = {"global_batch_size": size, "mixture": {mixture: 1}, **more.pop("stage", {})}
+_PACKED: dict[str, Any] = {"rows": {"documents": {}}}
+
+
+def questions(server: RunningServer) -> Questions:
+    """Return all of them."""
+    nothing: Questions = {"nothing but others": lambda: get("/healthz")}
+    return {**nothing, **_diffs(server), **_about_plans(server), **_about_tokens(server)}
+
+
+def posted(server: RunningServer, mixture: str, size: int, **more: Any) -> str:
+    """Return the id of a plan that the server is told."""
+    stage = {"global_batch_size": size, "mixture": {mixture: 1}, **more.pop("stage", {})}
+    response = server.post_plan({"seq_len": 64, "stages": [stage], **more})
+    while response.status == 503:
+        time.sleep(0.5)
         response = server.post_plan({"seq_len": 64, "stages": [stage], **more})
-        while response.status == 503:
-            time.sleep(0.5)
-            response = server.post_plan({"seq_len": 64, "stages": [stage], **more})
-        assert response.status == 200, response.body
-        return str(response.json()["id"])
+    assert response.status == 200, response.body
+    return str(response.json()["id"])
 
+
+def _diffs(server: RunningServer) -> Questions:
     def diff(one: str, other: str) -> bytes:
         return get(f"/v1/plans/{one}/diff", other=other, steps=100)
 
-    packed: dict[str, Any] = {"rows": {"documents": {}}}
     bounded = {"order": {"shuffle": {"block_windows": 1024, "group_blocks": 64}}}
     shared = {"exclude": {"huge": [[k * 60_000, k * 60_000 + 10] for k in range(62_500)]}}
     more = {"exclude": {"huge": [*shared["exclude"]["huge"], [2**32 - 100, 2**32 - 90]]}}
     return {
-        "nothing but others": lambda: get("/healthz"),
-        "diff of windows, 2^20 a step": lambda: diff(posted("huge", 2**20), posted("huge", 2**20, seed=1)),
+        "diff of windows, 2^20 a step": lambda: diff(
+            posted(server, "huge", 2**20), posted(server, "huge", 2**20, seed=1)
+        ),
         "diff of packed rows, 2^16 a step": lambda: diff(
-            posted("docs", 2**16, **packed), posted("docs", 2**16, seed=1, **packed)
+            posted(server, "docs", 2**16, **_PACKED), posted(server, "docs", 2**16, seed=1, **_PACKED)
         ),
         "diff of packed rows, 2^20 a step": lambda: diff(
-            posted("docs", 2**20, **packed), posted("docs", 2**20, seed=1, **packed)
+            posted(server, "docs", 2**20, **_PACKED), posted(server, "docs", 2**20, seed=1, **_PACKED)
         ),
         "diff of balanced batches of 65,536": lambda: diff(
-            posted("docs", 2**16, rows={"documents": {"balance_ranks": True}}),
-            posted("docs", 2**16, seed=1, rows={"documents": {"balance_ranks": True}}),
+            posted(server, "docs", 2**16, rows={"documents": {"balance_ranks": True}}),
+            posted(server, "docs", 2**16, seed=1, rows={"documents": {"balance_ranks": True}}),
         ),
         "diff of two bounded shuffles, 62,500 shared exclusions": lambda: diff(
-            posted("huge", 512, stage=shared, **bounded), posted("huge", 512, stage=more, **bounded)
+            posted(server, "huge", 512, stage=shared, **bounded),
+            posted(server, "huge", 512, stage=more, **bounded),
         ),
+    }
+
+
+def _about_plans(server: RunningServer) -> Questions:
+    skipped = [[3 * k, 3 * k + 1] for k in range(2000)]
+    return {
         "shards of 4,096 steps of packed rows, 64 a step": lambda: get(
-            f"/v1/plans/{posted('docs', 64, **packed)}/shards", step=0, count=4096
+            f"/v1/plans/{posted(server, 'docs', 64, **_PACKED)}/shards", step=0, count=4096
         ),
         "shards of 4,096 steps of packed rows, 1,024 a step": lambda: get(
-            f"/v1/plans/{posted('docs', 1024, **packed)}/shards", step=0, count=4096
+            f"/v1/plans/{posted(server, 'docs', 1024, **_PACKED)}/shards", step=0, count=4096
         ),
         "shards of 4,096 steps of windows, 1,024 a step": lambda: get(
-            f"/v1/plans/{posted('huge', 1024)}/shards", step=0, count=4096
+            f"/v1/plans/{posted(server, 'huge', 1024)}/shards", step=0, count=4096
         ),
         "shards of 4,096 steps of a view, 64 a step": lambda: get(
-            f"/v1/plans/{posted('one', 64)}/shards", step=0, count=4096
+            f"/v1/plans/{posted(server, 'one', 64)}/shards", step=0, count=4096
         ),
         "indices of 4,096 steps of packed rows": lambda: get(
-            "/v1/indices", plan=posted("docs", 1024, **packed), step=0, count=4096, format="raw"
+            "/v1/indices", plan=posted(server, "docs", 1024, **_PACKED), step=0, count=4096, format="raw"
         ),
-        "tokens of a view, 2.4 MB": lambda: get("/v1/corpora/one/tokens", start=5, count=1_200_000),
-        "tokens of a view, all": lambda: get("/v1/corpora/one/tokens", start=0, count=20_000_000),
         "look-up of 100,000 rows": lambda: get(
-            "/v1/lookup", plan=posted("huge", 64), start=0, stop=640, epochs=10_000, limit=100_000
+            "/v1/lookup", plan=posted(server, "huge", 64), start=0, stop=640, epochs=10_000, limit=100_000
         ),
         "usage over 2,048 skipped ranges": lambda: get(
-            f"/v1/plans/{posted('huge', 64, skip_steps=[[3 * k, 3 * k + 1] for k in range(2000)])}/usage",
+            f"/v1/plans/{posted(server, 'huge', 64, skip_steps=skipped)}/usage",
             step=10_000,
         ),
-        "receipt of 2^20 windows": lambda: get(f"/v1/plans/{posted('huge', 2**20)}/receipt", step=0),
+        "receipt of 2^20 windows": lambda: get(f"/v1/plans/{posted(server, 'huge', 2**20)}/receipt", step=0),
+    }
+
+
+def _about_tokens(server: RunningServer) -> Questions:
+    return {
+        "tokens of a view, 2.4 MB": lambda: get("/v1/corpora/one/tokens", start=5, count=1_200_000),
+        "tokens of a view, all": lambda: get("/v1/corpora/one/tokens", start=0, count=20_000_000),
         "search": lambda: get("/v1/corpora/text/search", text="zzzzzzzz"),
         "rows as text, 2^20 tokens": lambda: get(
-            f"/v1/plans/{posted('text', 4096)}/rows", step=0, count=4096
+            f"/v1/plans/{posted(server, 'text', 4096)}/rows", step=0, count=4096
         ),
         "4,096 rows of 65,536 with all metadata": lambda: get(
-            f"/v1/plans/{posted('few', 2**16)}/rows", step=0, count=4096, metadata="all"
+            f"/v1/plans/{posted(server, 'few', 2**16)}/rows", step=0, count=4096, metadata="all"
         ),
         "tokens as JSON, 2^20": lambda: get("/v1/corpora/text/tokens", count=2**20, format="json"),
         "tokens as text, 2^20": lambda: get("/v1/corpora/text/tokens", count=2**20, format="text"),

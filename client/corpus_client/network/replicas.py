@@ -224,15 +224,7 @@ class Replicas(AbstractContextManager["Replicas"]):
         while True:
             while not attempts:
                 self.recorder.enter(waits_for)
-                option, most = "deadline_seconds", seconds
-                reach = seconds if self._pool.was_reached or not is_first else self._pool.reach_seconds()
-                if reach < seconds:
-                    option, most = "reach_seconds", reach
-                found = self._pool.acquire(started + most, idle=True, since=started)
-                if found is None and (option == "deadline_seconds" or not self._pool.was_reached):
-                    raise self._pool.deadline_exceeded(most, option)
-                if found is None:
-                    continue
+                found = self._reached(started, seconds, is_first=is_first)
                 if (sent := self._send(path, *found)) is not None:
                     attempts.append(sent)
                 self.recorder.num_retries += again
@@ -252,15 +244,11 @@ class Replicas(AbstractContextManager["Replicas"]):
             except errors.CorpusClientError as error:
                 attempts.remove(attempt)
                 self._end(attempt)
-                if self.own_server is not None and getattr(error, "kind", "") == "corpus-changed":
+                if (final := self._final(error)) is not None:
                     self._abandon(attempts)
-                    raise errors.LocalCopyMismatch(
-                        f"{self.own_server.what}: {error}; a loader started this server, which has the files "
-                        "as they were then: close all loaders of this path, and make them anew"
-                    ) from error
-                if not may_pass(error) and not isinstance(error, errors.ReplicaUnusable):
-                    self._abandon(attempts)
-                    raise
+                    if final is error:
+                        raise
+                    raise final from error
                 self._pool.failed(attempt.replica, error)
                 again = not attempts
                 waits_for = "retry" if again else "send"
@@ -275,6 +263,31 @@ class Replicas(AbstractContextManager["Replicas"]):
             attempts.remove(attempt)
             self._succeeded(attempt, attempts, waited=waited)
             return response
+
+    def _reached(self, started: float, seconds: float, *, is_first: bool) -> tuple[Replica, Connection]:
+        """Return a server and an idle connection to it, as soon as there is one; see `_answered`.
+
+        Raises:
+            DeadlineExceeded: there was none in time.
+        """
+        while True:
+            option, most = "deadline_seconds", seconds
+            reach = seconds if self._pool.was_reached or not is_first else self._pool.reach_seconds()
+            if reach < seconds:
+                option, most = "reach_seconds", reach
+            if (found := self._pool.acquire(started + most, idle=True, since=started)) is not None:
+                return found
+            if option == "deadline_seconds" or not self._pool.was_reached:
+                raise self._pool.deadline_exceeded(most, option)
+
+    def _final(self, error: errors.CorpusClientError) -> errors.CorpusClientError | None:
+        """Return what to raise after an error that asking again cannot help; None: it may."""
+        if self.own_server is not None and getattr(error, "kind", "") == "corpus-changed":
+            return errors.LocalCopyMismatch(
+                f"{self.own_server.what}: {error}; a loader started this server, which has the files "
+                "as they were then: close all loaders of this path, and make them anew"
+            )
+        return None if may_pass(error) or isinstance(error, errors.ReplicaUnusable) else error
 
     def _first(self, path: str, attempts: list[_Attempt], deadline: float) -> _Attempt:
         """Wait for the first byte of a response, and return its attempt; ask again if it is late.
