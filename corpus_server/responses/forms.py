@@ -15,7 +15,8 @@ from corpus_server.described import described_keys
 from corpus_server.pieces import NO_SHARD
 from corpus_server.plan.questions.usage import SourceUsage, count_usage
 from corpus_server.read import text
-from corpus_server.read.bound_plan import BoundDescription, BoundPlan
+from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.description import BoundDescription, describe
 from corpus_server.read.reading import Reading, WindowReading, read_arrays
 from corpus_server.responses.response import Format, Response, json_response, text_response
 from corpus_server.responses.service import Service
@@ -103,7 +104,7 @@ def plan_description(
     shown: dict[str, object] = {"id": plan.id, "plan": Fragment(plan.canonical_json)}
     if root is not plan and parent is None:
         shown["root"] = {"id": root.id, "plan": Fragment(root.canonical_json)}
-    shown |= bound.describe(parent)
+    shown |= describe(bound, parent)
     if num_steps is not None:
         planned = count_usage(bound.sampler, 0, num_steps, budget).sources
         shown |= {"num_steps": num_steps, "planned": planned}

@@ -13,6 +13,7 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidPlan
 from corpus_server.plan import ROWS, Plan
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.description import describe
 from corpus_server.work import Budget
 from tests.corpora import some_tokens, write_npy, write_raw
 
@@ -127,7 +128,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
             },
         ],
     }
-    assert bound.describe() == described
+    assert describe(bound) == described
 
 
 def test_a_bound_plan_holds_the_shards_of_its_sources_only(catalog: Catalog) -> None:

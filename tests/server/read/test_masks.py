@@ -19,6 +19,7 @@ from corpus_server.pieces import Pieces
 from corpus_server.plan import Plan
 from corpus_server.read import gather
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.read.description import describe
 from corpus_server.read.reading import WindowReading, read_arrays
 from corpus_server.work import Budget
 from tests.corpora import some_tokens, spec, write_llmc, write_megatron, write_raw
@@ -99,7 +100,7 @@ def test_each_row_has_the_mask_of_its_tokens(catalog: Catalog, order: Any, data:
 
 def test_a_plan_says_which_sources_have_masks(catalog: Catalog) -> None:
     bound = bind(catalog, "shuffle", "some", "bare")
-    described = bound.describe()
+    described = describe(bound)
     assert bound.has_masks
     assert {name: each["num_masks"] for name, each in described["sources"].items()} == {"some": 2, "bare": 0}
     assert [shard.get("loss_mask", {}).get("file") for shard in described["shards"]] == [
