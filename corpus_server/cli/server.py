@@ -30,8 +30,8 @@ import typer
 from corpus_server.admission.request import RUN
 from corpus_server.errors import CorpusServerError, InvalidParameter
 from corpus_server.plan import Plan
+from corpus_server.plan.canonical import canonical, id_of
 from corpus_server.plan.chain import Continued, KeptLink
-from corpus_server.plan.document import canonical, id_of
 from corpus_server.plan_store import PlanStore
 from corpus_server.settings import default_state_dir
 

@@ -20,16 +20,14 @@ from typing import Any, Final, NamedTuple, Self
 import orjson
 
 from corpus_server.errors import InvalidPlan
+from corpus_server.plan.canonical import canonical, id_of, parse_json
 from corpus_server.plan.declared import Declared, checked, declared, shorten, texts
 from corpus_server.plan.document import (
     MAX_STAGES,
     STAGES,
     VERSION,
     Plan,
-    canonical,
     check_ranges,
-    id_of,
-    parse_json,
 )
 from corpus_server.plan.draft import Draft
 from corpus_server.plan.family import check_family

@@ -6,10 +6,7 @@ version of the arithmetic. Two plans with the same id hold the same tokens in ev
 
 from __future__ import annotations
 
-import gc
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise, starmap
@@ -17,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 
 from corpus_server.errors import InvalidParameter, InvalidPlan
 from corpus_server.plan.amounts import count_corpora
+from corpus_server.plan.canonical import canonical, id_of, parse_json
 from corpus_server.plan.declared import (
     Declared,
     Kind,
@@ -37,10 +35,8 @@ from corpus_server.plan.rows.rows import Rows
 from corpus_server.plan.stage import MAX_SEQ_LEN, MAX_STEP, Stage
 from corpus_server.plan.stage_log import StageLog
 from corpus_server.plan.stratified import MIXTURES
-from corpus_server.user_files import once_each
 
 S = TypeVar("S", bound=Declared)
-T = TypeVar("T")
 
 VERSIONS: Final = tuple(MIXTURES)
 """Versions of the arithmetic (permutation, draws, quantisation, substitutes) that this release serves.
@@ -365,23 +361,6 @@ def permutes(order: Order | type[Order]) -> bool:
     return order.has_epochs and not order.has_table
 
 
-def parse_json(text: str | bytes | bytearray, make: Callable[[Any], T]) -> T:
-    """Return what is made of the JSON of a document.
-
-    Raises:
-        InvalidPlan: the text is not JSON, or an object has a field twice; and what `make` raises.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()  # it would visit each of a million small lists many times
-    try:
-        return make(json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=once_each))
-    except (ValueError, RecursionError) as error:
-        raise InvalidPlan(f"the text must be a plan document in JSON: {error}") from error
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def check_ranges(excludes: Sequence[Mapping[str, Ranges]]) -> None:
     """Refuse more ranges, of the stages that exclude some, than can be kept.
 
@@ -393,27 +372,6 @@ def check_ranges(excludes: Sequence[Mapping[str, Ranges]]) -> None:
         accepted = f"at most {MAX_RANGES_IN_FORCE} ranges summed over the stages that add some"
         remedy = "exclude the ranges in fewer stages, or join neighbouring ranges"
         raise InvalidPlan.expected("stages[].exclude", accepted, total, remedy=remedy)
-
-
-def canonical(value: object) -> str:
-    """Spell a value with sorted keys and no spaces; no list is made of ranges, which may be millions."""
-    if isinstance(value, Ranges):
-        return value.to_json_text()
-    if isinstance(value, list):
-        return f"[{','.join(map(canonical, value))}]"
-    if isinstance(value, dict) and any(isinstance(each, Ranges | dict | list) for each in value.values()):
-        members = (f"{json.dumps(name)}:{canonical(value[name])}" for name in sorted(value))
-        return f"{{{','.join(members)}}}"
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def id_of(document: str) -> str:
-    """Return the id of a document in canonical JSON: 64 hex digits."""
-    return hashlib.sha256(document.encode()).hexdigest()
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _require_bindable(num_stages: int, num_named: int) -> None:

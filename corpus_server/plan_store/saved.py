@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.plan.document import Plan, canonical, id_of, parse_json
+from corpus_server.plan.canonical import canonical, id_of, parse_json
+from corpus_server.plan.document import Plan
 
 SAVED_KIND: Final = "corpus-plan"
 SAVED_VERSION: Final = 1

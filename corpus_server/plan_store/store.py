@@ -17,8 +17,9 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from corpus_server.errors import InvalidParameter, StateUnavailable, UnknownPlan
+from corpus_server.plan.canonical import id_of
 from corpus_server.plan.chain import Continued
-from corpus_server.plan.document import Plan, id_of
+from corpus_server.plan.document import Plan
 from corpus_server.plan_store.database import Database, Row, totals
 from corpus_server.plan_store.links import chain
 from corpus_server.plan_store.room import add_documents
