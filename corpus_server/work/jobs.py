@@ -29,8 +29,8 @@ _LOOK_SECONDS: Final = 1.0
 
 
 class _Job:
-    def __init__(self, key: Hashable, work: Callable[[Budget], Any], caller: str, *, is_small: bool) -> None:
-        self.key, self.work, self.caller, self.is_small = key, work, caller, is_small
+    def __init__(self, key: Hashable, work: Callable[[Budget], Any], caller: str) -> None:
+        self.key, self.work = key, work
         self.future: Future[Any] = Future()
         self.budget = Budget(caller=caller)
         self.waiting: set[Budget] = set()
@@ -112,7 +112,7 @@ class Jobs:
                 queue = self._queues[is_small].setdefault(budget.caller, deque())
                 if len(queue) >= MAX_WAITING or self._is_closed:
                     raise Overloaded(f"{len(queue)} tables or plans of yours wait to be made in this process")
-                job = self._jobs[key] = _Job(key, work, budget.caller, is_small=is_small)
+                job = self._jobs[key] = _Job(key, work, budget.caller)
                 queue.append(job)
                 self._changed.notify_all()
             job.waiting.add(budget)

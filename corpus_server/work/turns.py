@@ -26,15 +26,12 @@ _LOOK_SECONDS: Final = 0.25
 
 
 class Turns:
-    """The questions of a process that compute and those that wait for it; safe to use from several threads.
+    """The question of a process that computes and those that wait for it; safe to use from several threads.
 
-    Args:
-        number: of questions that compute at a time. Two would hold the interpreter twice as long between two
-            pieces of a batch.
+    One computes at a time: two would hold the interpreter twice as long between two pieces of a batch.
     """
 
-    def __init__(self, number: int = 1) -> None:
-        self._number = number
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._computing: set[Turn] = set()
         self._waiting: OrderedDict[str, deque[Turn]] = OrderedDict()  # by caller, the next one first
@@ -103,7 +100,7 @@ def _start_next(turns: Turns) -> None:
     now = time.monotonic()
     for turn in [each for each in turns._computing if now - each._since > LOST_SECONDS]:
         turns._computing.discard(turn)
-    while turns._waiting and len(turns._computing) < turns._number:
+    while turns._waiting and not turns._computing:
         caller, queue = turns._waiting.popitem(last=False)
         turn = queue.popleft()
         if queue:

@@ -30,6 +30,7 @@ from corpus_server.errors import InvalidParameter, UnknownDocument
 from corpus_server.pieces import Int64Array, Pieces
 
 _SAMPLED_GROUPS: Final = 64
+_CHUNK_DOCUMENTS: Final = 1 << 20
 _REMEDY: Final = "make a view of this corpus with corpus-server view create, or serve the one that it is of"
 
 
@@ -212,9 +213,9 @@ def documents_digest(corpus: Corpus) -> str:
     return f"xxh3-{digest.hexdigest()}"
 
 
-def document_chunks(corpus: Corpus, *, size: int = 1 << 20) -> Iterator[tuple[int, Int64Array]]:
+def document_chunks(corpus: Corpus) -> Iterator[tuple[int, Int64Array]]:
     """Yield the documents of a corpus in parts of one shard: number of the first, edges `(n + 1,)`."""
     for first, stop in pairwise(corpus.document_starts):
-        for number in range(first, stop, size):
-            count = min(size, stop - number)
+        for number in range(first, stop, _CHUNK_DOCUMENTS):
+            count = min(_CHUNK_DOCUMENTS, stop - number)
             yield number, corpus.document_edges(np.array([number]), count)[0]
