@@ -18,7 +18,8 @@ from corpus_server.read.bound_plan import BoundPlan, ShardList
 from corpus_server.read.ends import check_eots
 from corpus_server.read.families import with_documents, with_values
 from corpus_server.read.gather import Gatherer
-from corpus_server.read.tables import TableInUse, Tables
+from corpus_server.read.table_files import TableInUse
+from corpus_server.read.tables import Tables
 from corpus_server.read.vocabularies import check_tokenizers
 from corpus_server.settings import DEFAULT_CACHE_BYTES, DEFAULT_EXTENT_BYTES, default_cache_dir
 from corpus_server.stores import Cache, Mirror

@@ -23,7 +23,8 @@ from corpus_server.corpus.views.view import documents_digest
 from corpus_server.errors import FingerprintMismatch, InvalidPlan
 from corpus_server.plan import Plan
 from corpus_server.plan.tables import Job
-from corpus_server.read.tables import TableInUse, Tables
+from corpus_server.read.table_files import TableInUse
+from corpus_server.read.tables import Tables
 from corpus_server.work import Budget
 
 _END_BYTES: Final = 8

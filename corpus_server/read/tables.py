@@ -1,24 +1,18 @@
 """The tables of plans whose rows follow from some: built once, kept in a folder beside the plans, and mapped.
 
-    STATE_DIR/tables/KEY/table.json         what decides the table, and digests of its files
-                         begins.npy ...     KEY: digest of what decides it
-
 Plans share a table that the same things decide. Losing the folder loses nothing but time. Any process may
 remove a table that another one has mapped: the files stay until the last map is gone.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -35,24 +29,17 @@ from corpus_server.plan.streams import Sequences
 from corpus_server.plan.tables import Job, Table
 from corpus_server.read.apart import map_in_copies, run_apart
 from corpus_server.read.ends import check_ends, open_documents
+from corpus_server.read.table_files import TableInUse, key_of, mapped_table, write_table
 from corpus_server.work import Budget, Jobs, shared
 
 MAX_BYTES: Final = 16 * 2**30
 """Of all tables in a folder; those that were not used for the longest time make room."""
-
-_FORMAT: Final = 5
-"""Of the files; another one gets other keys, so that no process reads what it does not know."""
-
-_MANIFEST: Final = "table.json"
 
 _MOST_IN_PROCESS: Final = 1 << 18
 """Documents and rows. NumPy shuffles without letting another thread run, 10^7 elements for some seconds; the
 start of a process takes as long as shuffling a million, or packing so many documents."""
 
 _IS_BUILT: Final = "the table of a plan is being built"
-
-_log = logging.getLogger(__name__)
-
 
 MAX_MEMORY_BYTES: Final = 64 * 2**20
 """Of the table of a plan that is spelled inline. What such plans have in memory counts among the bytes of
@@ -64,6 +51,8 @@ MAX_ALL_MEMORY_BYTES: Final = 256 * 2**20
 _JOB_BYTES: Final = 16  # of a table for each document or row, about
 _BUILDING_BYTES: Final = 24  # of memory while it is built; 16 to 25 were measured
 
+_log = logging.getLogger(__name__)
+
 
 def memory_bytes() -> int:
     """Return how much memory there is: of the machine, or of the container that this process runs in."""
@@ -73,34 +62,6 @@ def memory_bytes() -> int:
     except OSError:  # none, or version 1 of cgroups
         return total
     return min(total, int(limit)) if limit.isdecimal() else total
-
-
-class TableInUse:
-    """A table of a plan, mapped or in memory.
-
-    Attributes:
-        table: its arrays.
-        num_bytes: of memory; 0 if it is mapped.
-
-    Args:
-        files: that are mapped, and what each was when its digest was compared.
-    """
-
-    def __init__(
-        self, table: Table, num_bytes: int, files: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    ) -> None:
-        self.table, self.num_bytes, self._files = table, num_bytes, files
-
-    def is_changed(self) -> bool:
-        """Tell whether a mapped file was written since. One that was replaced or removed is still whole."""
-        for path, identity in self._files.items():
-            try:
-                about = os.stat(path)  # noqa: PTH116 - half the time of Path.stat, for 16 files at each request
-            except FileNotFoundError:
-                continue
-            if (about.st_dev, about.st_ino) == identity[:2] and _identity(about) != identity:
-                return True
-        return False
 
 
 class Documents:
@@ -230,8 +191,8 @@ class Tables:
         self, job: Job, corpora: Mapping[str, Corpus], budget: Budget, *, is_kept: bool = True
     ) -> TableInUse:
         """Return a table, mapped if it was kept, else built; see `bind`."""
-        key = _key(job)
-        if self._folder is not None and (mapped := _mapped(self._folder / key, job)) is not None:
+        key = key_of(job)
+        if self._folder is not None and (mapped := mapped_table(self._folder / key, job)) is not None:
             return mapped
         size = job.size()
         num_bytes = size * _JOB_BYTES
@@ -294,13 +255,13 @@ class Tables:
                     run_apart("the table of a plan could not be built", budget, _build_here, folder, job)
                 else:
                     table = job.build()
-                    _write(folder, job, table)
+                    write_table(folder, job, table)
             self._make_room(path)
         except BlockingIOError as error:
             raise Overloaded(_IS_BUILT) from error  # by another process
         except OSError as error:  # a full disk, or another process was faster
             _log.warning("the table %s of a plan was not kept: %s", path.name, error)
-        if (mapped := _mapped(path, job)) is not None:
+        if (mapped := mapped_table(path, job)) is not None:
             return mapped
         table = table or _build(job, budget, is_here=is_here)
         return TableInUse(table, sum(array.nbytes for array in table))
@@ -342,67 +303,9 @@ def _build_here(folder: Path, job: Job) -> None:
     """Build a table in its folder; on a full disk not in memory, for which it may be too large."""
     table = job.build(run=map_in_copies)
     try:
-        _write(folder, job, table)
+        write_table(folder, job, table)
     except OSError as error:
         raise StateUnavailable(f"the table of a plan cannot be kept: {error.strerror}") from error
-
-
-def _write(folder: Path, job: Job, table: Table) -> None:
-    for name, array in zip(job.table._fields, table, strict=True):
-        with (folder / f"{name}.npy").open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-    with (folder / _MANIFEST).open("w") as file:
-        file.write(_described(job, folder))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _mapped(path: Path, job: Job) -> TableInUse | None:
-    """Map the table in a folder and note its use; None if it is not there, damaged or another one."""
-    try:
-        names = [str(path / f"{name}.npy") for name in job.table._fields]
-        files = {name: _identity(Path(name).stat()) for name in names}
-        arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
-        if (path / _MANIFEST).read_text() != _described(job, path):
-            raise ValueError(f"its files are not those of {_MANIFEST}, or those of another table")
-        os.utime(path)
-    except (OSError, ValueError, EOFError) as error:
-        if isinstance(error, FileNotFoundError) and not path.exists():
-            return None
-        _log.warning("a damaged table is built again: %s: %s", path, error)
-        shutil.rmtree(path, ignore_errors=True)
-        return None
-    # Plain arrays: those of class memmap cost more at each use.
-    return TableInUse(job.table(*(array.view(np.ndarray) for array in arrays)), 0, files)
-
-
-def _described(job: Job, folder: Path) -> str:
-    """Return what decides a table and what its files hold, so that no other numbers are taken for it."""
-    files = [folder / f"{name}.npy" for name in job.table._fields]
-    digests = [_file_digest(file, _identity(file.stat())) for file in files]
-    return json.dumps({**_decides(job), "files": digests}, sort_keys=True)
-
-
-@lru_cache(4096)
-def _file_digest(path: Path, identity: tuple[int, ...]) -> str:
-    """Read a file, once while it is the same one: plans of many seeds share a table of gigabytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-
-
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _decides(job: Job) -> dict[str, Any]:
-    return {"format": _FORMAT, "table": job.table.__qualname__, **job.decides}
-
-
-def _key(job: Job) -> str:
-    """Return the digest of what decides the table."""
-    return hashlib.sha256(json.dumps(_decides(job), sort_keys=True).encode()).hexdigest()
 
 
 def _digest(*arrays: np.ndarray) -> str:

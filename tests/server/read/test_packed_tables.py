@@ -29,6 +29,7 @@ from corpus_server.read import tables
 from corpus_server.read.apart import map_in_copies
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.ends import check_ends
+from corpus_server.read.table_files import MANIFEST, write_table
 from corpus_server.read.tables import Tables
 from corpus_server.work import Budget, ClientLeft
 from tests.corpora import spec, write_megatron
@@ -85,8 +86,8 @@ def assert_same_rows(*bound: BoundPlan) -> None:
 
 def die_half_way(folder: Path, job: Job) -> None:
     """Stands for a process that is killed while it writes a table."""
-    tables._write(folder, job, job.build())
-    (folder / tables._MANIFEST).unlink()
+    write_table(folder, job, job.build())
+    (folder / MANIFEST).unlink()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -112,7 +113,7 @@ def share_for_ever(folder: Path, job: Job) -> None:
 
 def write_for_ever(folder: Path, job: Job) -> None:
     """Stands for a process that has written most of a table."""
-    tables._write(folder, job, job.build(run=map_in_copies))
+    write_table(folder, job, job.build(run=map_in_copies))
     time.sleep(1000)
 
 

@@ -20,7 +20,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.errors import FingerprintMismatch
 from corpus_server.plan import MegatronOrder, Plan
 from corpus_server.plan.orders.samples import Table
-from corpus_server.read import tables
+from corpus_server.read import table_files, tables
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.read.tables import Tables
 from corpus_server.work import Budget
@@ -113,7 +113,7 @@ def test_a_table_that_another_release_wrote_otherwise_is_not_used(
 ) -> None:
     kept = Tables(tmp_path)
     kept.bind(plan_of(bound), bound.corpora, Budget())
-    monkeypatch.setattr(tables, "_FORMAT", "another")
+    monkeypatch.setattr(table_files, "FORMAT", "another")
     kept.bind(plan_of(bound), bound.corpora, Budget())
     assert len(list(tmp_path.iterdir())) == 2
 
