@@ -106,7 +106,7 @@ def timeline() -> Chart:
 
 
 def latency() -> Chart:
-    """One request at a time, and 64 loaders at once."""
+    """One request at a time, and 16 loaders."""
     one, many = newest("*-bench-latency.md"), newest("*-bench-paced.md")
     groups: dict[str, Sequence[Bar]] = {}
     for quantile in ("p50", "p99"):
@@ -119,8 +119,8 @@ def latency() -> Chart:
         groups[f"one request at a time, {quantile}"] = bars(found, names)
     for column, quantile in (("request p50 ms", "p50"), ("p99 ms", "p99")):
         names = {"ours, in step": "all at the same moment", "ours, spread": "spread over the period"}
-        found = cells(many, "64 workers, 16 x 1,025 every 50 ms for 12 s: median", column)
-        groups[f"64 loaders, each every 50 ms, {quantile}"] = bars(found, names)
+        found = cells(many, "16 workers, 16 x 1,025 every 100 ms for 12 s: median", column)
+        groups[f"16 loaders, each every 100 ms, {quantile}"] = bars(found, names)
     return Bars("Milliseconds until a batch has arrived", one, groups)
 
 

@@ -3,10 +3,9 @@
     .venv/bin/pip install py-spy
     .venv/bin/python -m scripts.stages [--before COMMIT] [--seconds 5] [--only KIND ...]
 
-Servers of the commit and of this tree take turns. A loader takes batches from one at a time, but for `lone
-requests` of 8 x 129 tokens, which come one by one. *CPU* is the worker's, in seconds for 10^9 tokens or
-microseconds for a lone request, the sampler's own cost included. The shares are of samples in which a thread
-of the worker ran or waited for the interpreter's lock:
+Servers of the commit and of this tree take turns. A loader takes batches from one at a time. *CPU* is the
+worker's, in seconds for 10^9 tokens, the sampler's own cost included. The shares are of samples in which a
+thread of the worker ran or waited for the interpreter's lock:
 
     rows       where the rows of a step lie: permutations, tables, searches, views
     check      whether the places lie inside their shards
@@ -34,13 +33,11 @@ from scripts.benchmarks import corpus
 from scripts.benchmarks.__main__ import CACHE
 from scripts.benchmarks.axes.rows import NUM_SAMPLES, NUM_TOKENS, documents, served, view
 from scripts.benchmarks.contender import Shape
-from scripts.benchmarks.ours import OneAtATime, Ours
+from scripts.benchmarks.ours import Ours
 from scripts.benchmarks.servers import Server, checked_out, serving
 from scripts.processes import ROOT
 
 SHAPES: Final = (Shape(rows=64, length=1025), Shape(rows=512, length=2049))
-LONE: Final = Shape(rows=8, length=129)
-LONE_KIND: Final = "lone requests"
 PACKED: Final[Mapping[str, Any]] = {"rows": {"documents": {}}}
 KINDS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "windows": ("all", {}),
@@ -48,7 +45,6 @@ KINDS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "Megatron's rows": ("all", {"order": {"megatron": {"num_samples": NUM_SAMPLES // 3}}}),
     "windows of a view": ("view", {}),
     "packed rows of a view": ("view", PACKED),
-    LONE_KIND: ("all", {}),
 }
 STAGES: Final[Mapping[str, str]] = {
     "rows": r"\bpieces \(\S*/read/bound_plan\.py|/corpus_server/plan/",
@@ -99,11 +95,9 @@ def measure(
     server: Server, path: Path, shape: Shape, kind: str, seconds: float
 ) -> tuple[float, Counter[str]]:
     """Return the CPU of the worker and its samples by stage while batches of a kind are taken."""
-    is_lone, (_, fields) = kind == LONE_KIND, KINDS[kind]
-    loader = OneAtATime(kind, server, shape, path) if is_lone else Ours(kind, server, shape, path, **fields)
-    with closing(loader):
+    with closing(Ours(kind, server, shape, path, **KINDS[kind][1])) as loader:
         before = {pid: clock(pid) for pid in server.pids}
-        for _ in range(500 if is_lone else 200_000_000 // shape.num_tokens):
+        for _ in range(200_000_000 // shape.num_tokens):
             loader.next()
         worker = max(server.pids, key=lambda pid: clock(pid) - before[pid])
         with sampled(worker, seconds) as (sampler, counts):
@@ -112,7 +106,7 @@ def measure(
                 loader.next()
                 number += 1
             used = clock(worker) - began
-    return used / number * (1e6 if is_lone else 1e9 / shape.num_tokens), counts
+    return used / number * 1e9 / shape.num_tokens, counts
 
 
 def main() -> None:
@@ -130,7 +124,7 @@ def main() -> None:
         trees |= {"this tree": ROOT}
         print(f"| what | server | CPU | {' | '.join([*STAGES, 'rest'])} |\n|---|---|--:|{'--:|' * 5}")
         for kind in given.only or KINDS:
-            for shape in (LONE,) if kind == LONE_KIND else SHAPES:
+            for shape in SHAPES:
                 for name, tree in trees.items():
                     with serving({corpus.NAME: corpora[KINDS[kind][0]]}, tree=tree) as server:
                         cpu, counts = measure(server, path, shape, kind, given.seconds)

@@ -108,7 +108,7 @@ def _parser(known: Mapping[str, Any]) -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=default.seconds, help=seconds)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--save", action="store_true", help="write scripts/results/DATE-bench-AXIS.md")
-    before = "throughput, latency, paced, rows, cold: that commit's server beside this tree's"
+    before = "throughput, latency, lone, paced, rows, cold: that commit's server beside this tree's"
     parser.add_argument("--before", metavar="COMMIT", help=before)
     tls = "throughput, latency, paced by https, and without TLS beside it"
     parser.add_argument("--tls", action="store_true", help=tls)

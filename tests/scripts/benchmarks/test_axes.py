@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmarks.__main__ import find_axes
-from scripts.benchmarks.axes import cold, latency, paced, peers, scaling
+from scripts.benchmarks.axes import cold, latency, lone, paced, peers, scaling
 from scripts.benchmarks.contest import NOW, UNCHECKED
 from scripts.benchmarks.report import Options, Report, Run
 from tests.corpora import write_raw
@@ -63,6 +63,8 @@ def test_an_axis_runs_and_can_be_shown(name: str, options: Options) -> None:
     if name == "peers":
         everybody = {peers.FLIGHT, peers.NANOGPT, peers.GATHER, peers.INDICES, peers.UDS}
         assert {NOW, *everybody} <= contenders
+    if name == "lone":
+        assert {NOW, NOW + lone.INLINE, NOW + lone.HEALTH, lone.UVICORN, lone.LOOP} <= contenders
     if name == "paced":
         assert contenders == {f"{NOW}, {clock}" for clock in paced.CLOCKS}
 
