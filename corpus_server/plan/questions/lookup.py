@@ -273,9 +273,7 @@ def _parts_touched(
         )
     ((start, stop),) = ranges.bounds.tolist()
     seq_lens = timeline.seq_lens[timeline.stage_numbers(source, positions)]
-    windows = sampler.windows
-    shards, starts = windows.locate(shown).T
-    begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + starts
+    begins, _ = sampler.rows.tokens_of(source, shown)
     first = np.maximum(0, -((begins + seq_lens - start) // seq_lens))
     last = np.minimum(sampler.plan.seq_len // seq_lens - 1, (stop - 1 - begins) // seq_lens)
     return first, last - first + 1

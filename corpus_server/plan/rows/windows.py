@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
 
 from corpus_server.errors import InvalidPlan
-from corpus_server.pieces import Int64Array, Pieces, UInt64Array
+from corpus_server.pieces import Int64Array, Pieces, UInt64Array, at_or_below
 from corpus_server.plan.exclusion import Replacing
 from corpus_server.plan.numbers import Epochs, RowNumbers, SourceNumbers, UnitNumbers
 from corpus_server.plan.ranges import Ranges
@@ -57,18 +58,35 @@ class WindowRows(Rows):
         self, sources: SourceNumbers, rows: RowNumbers, epochs: Epochs, exclusion: Replacing | None = None
     ) -> Pieces:
         """See `Rows.pieces`: one each."""
-        return self.sources.windows.pieces(rows if exclusion is None else exclusion.substitute(rows, epochs))
+        windows = self.sources.windows
+        if exclusion is not None:
+            rows = exclusion.substitute(rows, epochs)
+        shards = at_or_below(windows.shard_window, rows)
+        places = np.empty((len(rows), 3), dtype=np.int64)
+        places[:, 0] = shards
+        places[:, 1] = (rows - windows.shard_window[shards]) * np.uint64(windows.stride)
+        places[:, 2] = windows.seq_len + 1
+        return Pieces(places, np.arange(len(rows) + 1))
 
     def within(self, source: int, ranges: Ranges, budget: Budget) -> UInt64Array:
-        """See `Rows.within`."""
+        """See `Rows.within`: the windows that touch a range are neighbours, and so one range of numbers."""
+        first = self.sources.windows.first_token[source]
+        lowest = self._window_at(first + ranges.starts, reach=self.sources.windows.seq_len + 1)
+        above = self._window_at(first + ranges.stops - np.uint64(1), reach=0)
+        return np.stack((np.minimum(lowest, above), above), axis=1)
+
+    def _window_at(self, tokens: UInt64Array, *, reach: int) -> UnitNumbers:
+        """Return for each token the first window that starts after `token - reach`."""
         windows = self.sources.windows
-        first = windows.first_token[source]
-        return windows.holding(first + ranges.starts, first + ranges.stops)
+        shards, within = windows.in_shards(tokens)
+        count = (windows.shard_window[shards + 1] - windows.shard_window[shards]).astype(np.int64)
+        number = np.clip((within - reach) // windows.stride + 1, 0, count)
+        return windows.shard_window[shards] + number.astype(np.uint64)
 
     def tokens_of(self, source: int, units: UnitNumbers) -> tuple[Int64Array, Int64Array]:
         """See `Rows.tokens_of`."""
         windows = self.sources.windows
-        shards, starts = windows.locate(units).T
+        shards, starts, _ = self.pieces(source, units, np.zeros_like(units)).places.T
         begins = (windows.shard_token[shards] - windows.first_token[source]).astype(np.int64) + starts
         return begins, begins + windows.seq_len + 1
 
@@ -79,4 +97,12 @@ class WindowRows(Rows):
 
     def extents(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """See `Rows.extents`."""
-        return self.sources.windows.extents(start, stop)
+        windows, found = self.sources.windows, []
+        first, last = (windows.shard_window.searchsorted((start, stop - 1), side="right") - 1).tolist()
+        bounds = [start, *windows.shard_window[first + 1 : last + 1].tolist(), stop]
+        for shard, (low, high) in enumerate(pairwise(bounds), first):
+            if low < high:  # a shard may have no window
+                origin = int(windows.shard_window[shard])
+                begin, last_begin = ((at - origin) * windows.stride for at in (low, high - 1))
+                found.append((shard, begin, last_begin + windows.seq_len + 1))
+        return found

@@ -241,7 +241,7 @@ def test_positions_and_tokens_of_windows_are_found_again(order: object) -> None:
     assert (found.laid[0].positions_of(1, shown, epochs) == positions).all()
     assert (
         found.pieces_at(1, positions, np.zeros(positions.size, np.int64))[0][:, :2].tolist()
-        == found.windows.locate(shown).tolist()
+        == found.rows.pieces(1, shown, epochs).places[:, :2].tolist()
     )
     every = found.laid[0].rows_at(np.ones(positions.size, dtype=np.intp), positions)
     assert (every[0] == shown).all()
