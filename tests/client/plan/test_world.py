@@ -186,7 +186,10 @@ def _one_process(rank: int, store: str, url: str, folder: str) -> None:
 
 def test_processes_of_a_real_mesh(server: ReferenceServer, corpus: ReferenceCorpus, tmp_path: Path) -> None:
     """Four processes; which rows and columns each must have is written out by hand."""
-    torch.multiprocessing.spawn(_one_process, (str(tmp_path / "store"), server.url, str(tmp_path)), nprocs=4)
+    # Of a process that has imported torch: each process that is spawned imports it for itself.
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "corpus_client"])
+    arguments = (str(tmp_path / "store"), server.url, str(tmp_path))
+    torch.multiprocessing.start_processes(_one_process, arguments, nprocs=4, start_method="forkserver")
     found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(4)]
     (plan,) = server.plans.values()
     low, high, all_columns = slice(0, 6), slice(6, 12), slice(0, 16)

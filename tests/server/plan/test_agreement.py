@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from tests.plans import FAR_BLOCK, PLAIN_ORDERS, Case, small_plans, wild_plan
 from tests.reference import BLOCK, ReferencePlan
 
-NUM_PLANS, ROWS_PER_PLAN = 40, 2500
+NUM_PLANS, ROWS_PER_PLAN = 40, 500
 
 
 def interesting_steps(draw: random.Random, reference: ReferencePlan) -> list[int]:
@@ -32,8 +32,8 @@ def interesting_steps(draw: random.Random, reference: ReferencePlan) -> list[int
 
 
 @pytest.mark.parametrize("number", range(NUM_PLANS))
-def test_agrees_with_the_reference_on_100_000_rows(number: int) -> None:
-    """40 plans of any scale, 2,500 (step, row) of each."""
+def test_agrees_with_the_reference_on_20_000_rows(number: int) -> None:
+    """40 plans of any scale, 500 (step, row) of each."""
     draw = random.Random(number)
     case = wild_plan(draw)
     told = f"shards {json.dumps(case.shard_tokens)}, plan {json.dumps(case.document)}"
@@ -48,7 +48,7 @@ def test_agrees_with_the_reference_on_100_000_rows(number: int) -> None:
         assert sampler.timeline.plan_step(step) == reference.plan_step(step), f"step {step}, {told}"
         located = sampler.locate(step)[0]
         assert located.shape == (size, 2)
-        rows = [draw.randrange(size) for _ in range(min(100, size, ROWS_PER_PLAN - compared))]
+        rows = [draw.randrange(size) for _ in range(min(20, size, ROWS_PER_PLAN - compared))]
         expected = [reference.located(step, row) for row in rows]
         assert located[rows].tolist() == expected, f"step {step}, rows {rows}, {told}"
         compared += len(rows)

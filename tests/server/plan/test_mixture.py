@@ -214,10 +214,9 @@ def test_rows_are_found_again_by_source_and_number(name: str, version: int) -> N
         assert (mixture.find(source, numbers[sources == source]) == own).all()
         blocks = mixture.block_of(source, numbers[sources == source])
         assert (blocks == (own // BLOCK if len(units) > 1 and version == 1 else 0)).all()
-        counts = [
-            mixture.count(np.array([row], dtype="uint64"))[source] for row in own[:: max(1, len(own) // 20)]
-        ]
-        assert counts == numbers[sources == source][:: max(1, len(own) // 20)].tolist()
+    for row in (*range(0, len(rows), BLOCK // 8 + 1), len(rows) - 1):
+        given = np.bincount(sources[:row], minlength=len(units))
+        assert mixture.count(rows[row : row + 1]).tolist() == given.tolist()
 
 
 def test_a_weight_that_is_too_small_is_refused_with_its_share() -> None:

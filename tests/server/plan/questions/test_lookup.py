@@ -18,7 +18,7 @@ from tests.plans import NO_EPOCH_ORDERS, Case, small_plans, wild_plan
 from tests.reference import Row
 from tests.server.plan.test_agreement import interesting_steps
 
-NUM_PLANS, ROWS_PER_PLAN = 20, 500
+NUM_DRAWS, ROWS_PER_DRAW, ROWS_PER_PLAN = 20, 50, 10
 MAX_EPOCHS = 2
 
 
@@ -48,7 +48,7 @@ def sighting(row: Row, case: Case, token: int, stop: int | None = None) -> Sight
         shard=case.reference().first_shard[row.source] + row.shard,
         start=row.start,
         offset=max(0, token - begins),
-        held=len({*tokens} & {*range(token, token + 1 if stop is None else stop)}),
+        held=min(tokens.stop, token + 1 if stop is None else stop) - max(begins, token),
         held_at=max(token, begins) - token,
         substitute=row.substitute,
     )
@@ -100,36 +100,34 @@ def test_the_first_row_of_a_stage_is_found_once(seed: int) -> None:
     assert found.rows == [sighting(row, case, 0, 41) for row in expected]
 
 
-@pytest.mark.parametrize("number", range(NUM_PLANS))
-def test_lookup_finds_10_000_random_rows(number: int) -> None:
-    """Catalogue row 7: 20 plans of any scale, 500 rows of each; any token of the window."""
+@pytest.mark.parametrize("number", range(NUM_DRAWS))
+def test_lookup_finds_random_rows_of_plans_of_any_scale(number: int) -> None:
+    """At least 100 plans, at most 10 rows of each; any token of the window."""
     draw = random.Random(1000 + number)
     num_found = 0
-    while num_found < ROWS_PER_PLAN:
+    while num_found < ROWS_PER_DRAW:
         case = wild_plan(draw)
         stride = case.document.get("stride", case.document["seq_len"])
         # A token lies in seq_len / stride windows; a plan of tiny sources soon has none of the first epochs.
         if case.document["order"] not in NO_EPOCH_ORDERS and case.document["seq_len"] < 10 * stride:
-            num_found += rows_found_again(case, draw, ROWS_PER_PLAN - num_found)
+            num_found += rows_found_again(case, draw)
 
 
-def rows_found_again(case: Case, draw: random.Random, limit: int) -> int:
-    """Check rows of the first epochs at some steps; return how many there were."""
+def rows_found_again(case: Case, draw: random.Random) -> int:
+    """Check a few rows of the first epochs at each of some steps; return how many there were."""
     told = f"shards {json.dumps(case.shard_tokens)}, plan {json.dumps(case.document)}"
     reference, sampler = case.reference(), case.sampler()
-    first_shards = reference.first_shard
     steps = interesting_steps(draw, reference)
     checked = 0
     for step in draw.sample(steps, min(len(steps), 25)):
-        located = sampler.locate(step)[0].tolist()
-        for row in draw.sample(range(len(located)), min(len(located), 25)):
+        size = reference.global_batch_size(step)
+        for row in draw.sample(range(size), min(size, 3)):
             expected = reference.row_of(reference.plan_step(step), row)
             source, denied = reference.sources[expected.source], reference.denied[-1][expected.source]
             nearly_whole = sum(map(len, denied)) > 0.9 * source.num_windows
-            if expected.epoch >= MAX_EPOCHS or checked == limit or nearly_whole:
+            if expected.epoch >= MAX_EPOCHS or checked == ROWS_PER_PLAN or nearly_whole:
                 continue
-            shard, start = located[row]
-            first = sum(case.shard_tokens[expected.source][: shard - first_shards[expected.source]]) + start
+            first = sum(case.shard_tokens[expected.source][: expected.shard]) + expected.start
             token = first + draw.randrange(reference.seq_len(step) + 1)
             found = look_up(sampler, expected.source, token, token + 1, epochs=expected.epoch + 1)
             assert sighting(expected, case, token) in found.rows, f"{expected}, token {token}, {told}"
