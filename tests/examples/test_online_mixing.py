@@ -22,6 +22,9 @@ RUN = [
     *("--steps", str(NUM_STEPS), "--every", str(EVERY), "--ahead", str(AHEAD), "--save-every", "5"),
 ]
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+"""What torchrun would tell a single rank, without a process that imports torch to say so."""
+
 
 def batches(url: str, plan: object, num_steps: int = NUM_STEPS) -> dict[int, list[str]]:
     """Row checksums of each step's global batch, by one process."""
@@ -64,7 +67,7 @@ def test_a_killed_run_goes_on_and_its_decisions_are_replayed_and_forked(tmp_path
         plan = tmp_path / "plan.json"
         plan.write_text(json.dumps(state["plan"]))
         again = run(
-            server.url, replayed_in, "--plan", str(plan), ranks=2, arguments=RUN, EXAMPLE="online_mixing"
+            server.url, replayed_in, "--plan", str(plan), arguments=RUN, EXAMPLE="online_mixing", **ALONE
         )
         assert again.code == 0, again.errors
         assert again.batches == trained

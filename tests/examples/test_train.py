@@ -37,7 +37,7 @@ from tests.serving import ROOT, RunningServer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NUM_EXITS = int(os.environ.get("CORPUS_EXITS", "10")) // 10
+NUM_EXITS = int(os.environ.get("CORPUS_EXITS", "0")) // 10
 EXAMPLE = ROOT / "client" / "examples" / "train.py"
 
 
@@ -92,7 +92,8 @@ def test_a_killed_rank_ends_four_and_two_go_on_with_the_same_run(
     assert killed.losses == pytest.approx({step: undisturbed.losses[step] for step in range(8)}, abs=2e-4)
 
     resumed = run(url, tmp_path, "--accumulate", "2", "--record", str(tmp_path / "losses"), ranks=2)
-    assert resumed.code == 0, resumed.errors
+    # A thread of gloo may still work when the interpreter ends.
+    assert (resumed.code, "complete" in resumed.output) == (0, True), resumed.errors
     assert "at step 6" in resumed.output
     assert resumed.batches == {step: undisturbed.batches[step] for step in range(6, NUM_STEPS)}
     assert resumed.losses == pytest.approx(
@@ -141,9 +142,10 @@ def test_sigterm_stops_all_ranks_after_the_same_step_with_a_checkpoint(
         assert len((tmp_path / "record" / f"{rank}.jsonl").read_text().splitlines()) == next_step
 
 
+@pytest.mark.skipif(NUM_EXITS == 0, reason="CORPUS_EXITS=100 runs it ten times")
 @pytest.mark.timeout(600 + 120 * NUM_EXITS)
 def test_ranks_end_cleanly(url: str, tmp_path: Path) -> None:
-    """A thread of gloo may still work when the interpreter ends."""
+    """The long form of what `test_a_killed_rank_ends_four_and_two_go_on_with_the_same_run` says of an end."""
     for number in range(NUM_EXITS):
         (folder := tmp_path / str(number)).mkdir()
         finished = run(url, folder, ranks=2)
