@@ -522,16 +522,16 @@ def test_a_folder_that_others_may_enter_is_refused(corpora: Corpora, runtime: Ru
 
 
 def test_a_loop_of_torchrun(corpora: Corpora, replicas: Mapping[str, list[str]], tmp_path: Path) -> None:
+    """By the loader that needs no torch, which each rank would import."""
     script = tmp_path / "train.py"
     script.write_text(
-        "import sys, xxhash\n"
-        "from corpus_client import CorpusLoader\n"
-        f"loader = CorpusLoader({str(corpora['web'].path)!r}, seq_len={SEQ_LEN},\n"
-        f"    global_batch_size={GLOBAL_BATCH_SIZE},\n"
-        "    seed=7, dtype=None, device='cpu', num_steps=30)\n"
+        "import xxhash\n"
+        "from corpus_client import ArrayLoader\n"
+        f"loader = ArrayLoader({str(corpora['web'].path)!r}, seq_len={SEQ_LEN},\n"
+        f"    global_batch_size={GLOBAL_BATCH_SIZE}, seed=7, num_steps=30)\n"
         f"with open(f'{tmp_path}/{{loader.place[0]}}', 'w') as out:\n"
         "    for batch in loader:\n"
-        "        print(batch.step, xxhash.xxh3_64_hexdigest(batch.tokens.numpy()), file=out)\n"
+        "        print(batch.step, xxhash.xxh3_64_hexdigest(batch.tokens), file=out)\n"
     )
     words = [
         sys.executable,
@@ -565,13 +565,12 @@ def test_tasks_of_a_job_share_a_server(
 ) -> None:
     """Each is a process that knows its rank from its environment alone."""
     script = (
-        "import sys, xxhash\n"
-        "from corpus_client import CorpusLoader\n"
-        f"loader = CorpusLoader({str(corpora['web'].path)!r}, seq_len={SEQ_LEN},\n"
-        f"    global_batch_size={GLOBAL_BATCH_SIZE},\n"
-        "    seed=7, dtype=None, device='cpu', num_steps=30)\n"
+        "import xxhash\n"
+        "from corpus_client import ArrayLoader\n"
+        f"loader = ArrayLoader({str(corpora['web'].path)!r}, seq_len={SEQ_LEN},\n"
+        f"    global_batch_size={GLOBAL_BATCH_SIZE}, seed=7, num_steps=30)\n"
         "for batch in loader:\n"
-        "    print(batch.step, xxhash.xxh3_64_hexdigest(batch.tokens.numpy()))\n"
+        "    print(batch.step, xxhash.xxh3_64_hexdigest(batch.tokens))\n"
     )
     rank, size, local = variables
     tasks = [

@@ -103,7 +103,6 @@ def test_a_reader_that_ends_first_is_141(tmp_path: Path) -> None:
         (*SERVER, "--version"),
         (*SERVER, "verify", "WEB"),
         (*CLIENT, "--help"),
-        (*CLIENT, "doctor", NOBODY),
         (*CLIENT, "doctor", NOBODY, "--json"),
     ],
     ids=lambda words: " ".join(words[2:]),
