@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from traceback import walk_stack
@@ -87,6 +88,7 @@ def modules(package: Path, levels: Levels, layers: Iterable[str]) -> list[str]:
     return sorted(f"{package.name}.{name}" for name in imports(package) if layer(name, levels) in layers)
 
 
+@cache
 def loaded_by(statements: str) -> set[str]:
     """Return the modules that a fresh interpreter has loaded after some statements."""
     code = f"{statements}\nimport sys\nprint(*sys.modules)"

@@ -108,26 +108,8 @@ def assert_no_server_listens(output: str) -> None:
         processes.get(url[1], "/healthz")
 
 
-def test_the_tour_trains_and_a_second_one_goes_on(tmp_path: Path) -> None:
-    for first_step in (0, 3):
-        tour = start_tour(tmp_path, "--steps", str(first_step + 3))
-        output, _ = tour.communicate()
-        assert tour.returncode == 0, output
-        steps = re.findall(r"^step +(\d+) .* tokens/s", output, re.MULTILINE)
-        assert steps == [str(first_step), str(first_step + 2)]
-        assert re.search(r"^step .* on val$", output, re.MULTILINE)
-        assert len(re.findall(r"^curl -s 'http://.*'$", output, re.MULTILINE)) == 3
-        assert "=== step 0 row 0: corpus train" in output
-        assert ("going on from" in output) == (first_step > 0)
-        assert_no_server_listens(output)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_tour_with_a_checkpoint_and_without_a_server(
-    home: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    keep_corpus(home, tmp_path)
-    tour = start_tour(tmp_path, "--seconds", "1000")
+def end_at_first_step(tour: subprocess.Popen[str], number: signal.Signals) -> str:
+    """Send a signal after the first step, and return what was printed."""
     assert tour.stdout
     lines = []
     for line in tour.stdout:
@@ -138,8 +120,34 @@ def test_a_signal_ends_the_tour_with_a_checkpoint_and_without_a_server(
     rest, _ = tour.communicate()
     assert tour.returncode == 130
     assert "stopped: the next step is" in rest
+    return "".join(lines) + rest
+
+
+def test_the_tour_trains_and_a_second_one_goes_on(tmp_path: Path) -> None:
+    """The second one, too, ends with a checkpoint and without a server: at Ctrl-C."""
+    tour = start_tour(tmp_path, "--steps", "3")
+    output, _ = tour.communicate()
+    assert tour.returncode == 0, output
+    assert re.findall(r"^step +(\d+) .* tokens/s", output, re.MULTILINE) == ["0", "2"]
+    assert re.search(r"^step .* on val$", output, re.MULTILINE)
+    assert len(re.findall(r"^curl -s 'http://.*'$", output, re.MULTILINE)) == 3
+    assert "=== step 0 row 0: corpus train" in output
+    assert "going on from" not in output
+    assert_no_server_listens(output)
+    (checkpoint,) = tmp_path.glob(".cache/quickstart/*.pt")
+    before = checkpoint.stat().st_mtime_ns
+    output = end_at_first_step(start_tour(tmp_path, "--seconds", "1000"), signal.SIGINT)
+    assert re.search(r"^step +(\d+) ", output, re.MULTILINE)[1] == "3"
+    assert "going on from" in output
+    assert checkpoint.stat().st_mtime_ns > before
+    assert_no_server_listens(output)
+
+
+def test_sigterm_ends_the_tour_with_a_checkpoint_and_without_a_server(home: Path, tmp_path: Path) -> None:
+    keep_corpus(home, tmp_path)
+    output = end_at_first_step(start_tour(tmp_path, "--seconds", "1000"), signal.SIGTERM)
     assert len(list(tmp_path.glob(".cache/quickstart/*.pt"))) == 1
-    assert_no_server_listens("".join(lines))
+    assert_no_server_listens(output)
 
 
 def test_ctrl_c_before_the_first_step_ends_the_tour_as_ctrl_c_does(home: Path, tmp_path: Path) -> None:

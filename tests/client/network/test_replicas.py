@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors, make_plan
-from corpus_client.network import control
+from corpus_client.network import control, replica
 from corpus_client.network.replicas import Replicas
 from tests.client.conftest import make_corpus, num_descriptors
 from tests.client.network.scripted import ScriptedServer
@@ -214,7 +214,7 @@ def test_the_callers_error_is_raised_at_once(server: ReferenceServer, make_loade
     with pytest.raises(errors.ServerError, match=r"too large \(ask for less\)") as caught:
         next(loader)
     assert caught.value.kind == "response-too-large"
-    assert loader.stats().num_retries == 0
+    assert loader.stats().wait.retry == 0
 
 
 def test_deadline_names_the_servers_and_the_last_failure(
@@ -284,19 +284,25 @@ def test_two_requests_are_on_the_wire_before_the_first_is_answered(
     loader = make_loader(in_flight=2, num_steps=3)
     assert [batch.step for batch in loader] == [0, 1, 2]
     assert server.counts == [1, 2]
-    assert loader.stats().num_retries == 0
+    assert loader.stats().wait.retry == 0
 
 
 def test_connections_closed_while_idle_cost_nothing(
-    server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+    server: ReferenceServer,
+    corpus: ReferenceCorpus,
+    make_loader: MakeLoader,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The loop is slower than the server's keep-alive: every request meets a closed connection."""
+    monkeypatch.setattr(replica, "BACKOFF_FIRST_SECONDS", 60.0)
+    monkeypatch.setattr(replica, "BACKOFF_LAST_SECONDS", 60.0)
     server.max_idle_seconds = 0.02
     loader = make_loader(prefetch_bytes=1 << 13)
     for _ in range(12):
         assert_exact(loader, corpus, 5)
         time.sleep(0.03)
-    assert loader.stats().wait_seconds < 0.5
+    assert loader.stats().num_retries > 0
+    assert loader.stats().wait_seconds < 20  # less than one back-off
 
 
 def test_a_question_has_its_own_deadline(black_hole: str) -> None:

@@ -18,7 +18,7 @@ from corpus_server.plan.packing.spread import LEAST_PIECES, Class, merge, spread
 from corpus_server.plan.permutation import stream_key
 from corpus_server.plan.ranges import Ranges
 
-NUM_PIECES = int(os.environ.get("CORPUS_PACKED_PIECES", 2_000_000))
+NUM_PIECES = int(os.environ.get("CORPUS_PACKED_PIECES", 800_000))
 EPOCHS = (0, 1, 2, 2**40)
 
 
