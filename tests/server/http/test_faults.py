@@ -208,7 +208,7 @@ def test_an_unforeseen_error_is_answered_and_no_slot_is_lost(
     """Inside one process, because memory cannot be made to end where a test wants it to."""
     targets = {
         "parsing": (connection_module, "Message"),
-        "admission": (Admission, "check"),
+        "admission": (Admission, "admit"),
         "making": (connection_module, "respond"),
         "sending": (Response, "head"),
     }
