@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from corpus_server.pieces import NO_SHARD, Pieces
 from corpus_server.read.memory import MEMORY, READS, Mapped, Span, num_major_faults, places_in, strided, touch
 from corpus_server.read.readahead import read_ahead
-from corpus_server.stores import Attached, Extent, Extents, MappedSpans, check_unchanged
+from corpus_server.stores import Extent, Extents, MappedSpans
 
 # bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get
 # there. They are so large that copying them one by one costs nothing extra.
@@ -35,8 +35,6 @@ _MAX_VIEW_BYTES = 2**63
 _NO_BOUND = 2**62  # tokens; of pieces in no shard
 
 _SAMPLE_WINDOWS = 16  # looked up in the page cache before all windows of a selection are prefetched
-
-_LOOK_SECONDS = 0.1  # requests look at copies before they begin; a look for each piece halves the rate
 
 _JOINED_BYTES = 1 << 20  # that are copied under the GIL at once, in 0.3 ms; longer rows are copied without it
 
@@ -148,11 +146,12 @@ class Gatherer:
         selection.check_unchanged(slice(None))
         return selection.read(slice(None))
 
-    def locations(
+    def starts(
         self, shard_numbers: NDArray[np.unsignedinteger], numbers: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the locations `(k, 2) int64` of windows given by shard and number in the span."""
-        return np.stack([shard_numbers, numbers - self._first_token[shard_numbers]], axis=1)
+        """Return the start tokens `(k,)` of windows given by shard and number in the span."""
+        starts: NDArray[np.int64] = numbers - self._first_token[shard_numbers]
+        return starts
 
     def read_ahead(self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> None:
         """Start to read windows of so many tokens from disk; blocks only while the disk's queue is full."""
@@ -176,6 +175,13 @@ class _Extents(NamedTuple):
     numbers: NDArray[np.intp]
     extents: list[Extent]
     mapped: MappedSpans
+
+    def numbers_of(self, own: slice) -> list[int]:
+        """Return the numbers of the extents that hold some windows or pieces."""
+        low, high = self.which.searchsorted((own.start or 0, _NO_BOUND if own.stop is None else own.stop))
+        if high - low == len(self.numbers):
+            return list(range(len(self.extents)))
+        return np.flatnonzero(np.bincount(self.numbers[low:high])).tolist()
 
 
 class Selection:
@@ -218,7 +224,7 @@ class Selection:
         gatherer, own = self._gatherer, self._own(part)
         if gatherer.cold and not self._asked_ahead:
             self._ask_ahead(own.start or 0)
-        with self._held(own) as attached:
+        with self._held(own):
             before = num_major_faults()
             tokens = self._copy(part, own)
             num_faults = num_major_faults() - before
@@ -229,8 +235,6 @@ class Selection:
             # A file that is truncated during the copy reads as zeros. Only a check after the copy proves
             # that every copied token was the file's.
             self.check_unchanged(part)
-            if attached is not None:
-                check_unchanged(attached, since_seconds=_LOOK_SECONDS)
         return tokens
 
     def check_unchanged(self, part: slice) -> None:
@@ -241,24 +245,34 @@ class Selection:
             if number < len(shards):
                 shards[number].file.check_unchanged()
 
-    def _read_extents(self, own: slice) -> tuple[_Extents, list[int]]:
-        """Return the extents of all windows or pieces, and the numbers of those that hold some."""
+    def _all_extents(self) -> _Extents:
+        """Return the extents of all windows or pieces."""
         if self._found is None:  # for all at once: a third of the time of a piece, if it were for each piece
             which, numbers, extents = self._staged.numbered(self._places(slice(None)))
             self._found = _Extents(which, numbers, extents, MappedSpans(extents))
-        which, numbers, extents, _ = self._found
-        start, stop, _ = own.indices(len(self._shard_numbers))
-        low, high = which.searchsorted((start, stop)).tolist()
-        if high - low == len(numbers):
-            return self._found, list(range(len(extents)))
-        return self._found, np.flatnonzero(np.bincount(numbers[low:high])).tolist()
+        return self._found
 
-    def _held(self, own: slice) -> AbstractContextManager[list[Attached] | None]:
+    def _held(self, own: slice) -> AbstractContextManager[None]:
         """Keep the extents mapped that hold windows or pieces; there are none where nothing is staged."""
         if not self._gatherer.is_staged:
             return nullcontext()
-        found, numbers = self._read_extents(own)
-        return found.mapped.held(numbers)
+        if (whole := self.whole) is not None and whole.are_mapped():
+            return whole.held(lambda: self._own_extents(own))
+        return self._all_extents().mapped.held(lambda: self._own_extents(own))
+
+    @property
+    def whole(self) -> MappedSpans | None:
+        """All extents of the plan, if windows or pieces are as many: nobody looks up which of them they read.
+
+        That would take a twentieth of the CPU of a response.
+        """
+        staged = self._staged
+        return staged.whole if staged.num_extents <= len(self._shard_numbers) else None
+
+    def _own_extents(self, own: slice) -> list[Extent]:
+        """Return the extents that hold some windows or pieces."""
+        found = self._all_extents()
+        return [found.extents[number] for number in found.numbers_of(own)]
 
     def _places(self, own: slice) -> NDArray[np.int64]:
         """Return where windows or pieces lie, `(k, 3)`: shard number or `NO_SHARD`, start token, tokens."""
@@ -268,8 +282,7 @@ class Selection:
         """Return the extents that hold some rows, and those of their loss masks."""
         own, its = self._own(part), list[Extent]()
         if self._gatherer.is_staged:
-            found, numbers = self._read_extents(own)
-            its = [found.extents[number] for number in numbers]
+            its = self._own_extents(own)
         return [*its, *masks.of(self._places(own))] if masks else its
 
     def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
@@ -337,8 +350,11 @@ class _Windows(Selection):
         return view[numbers]
 
     def _places(self, own: slice) -> NDArray[np.int64]:
-        found = self._gatherer.locations(self._shard_numbers[own], self._numbers[own])
-        return np.insert(found, 2, self._length, axis=1)
+        shards = self._shard_numbers[own]
+        columns = np.empty((3, len(shards)), dtype=np.int64)
+        columns[0], columns[2] = shards, self._length
+        columns[1] = self._gatherer.starts(shards, self._numbers[own])
+        return columns.T
 
 
 class _Joined(Selection):

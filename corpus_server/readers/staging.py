@@ -13,11 +13,12 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from weakref import WeakSet
+from typing import cast
+from weakref import WeakKeyDictionary, WeakSet
 
 from corpus_server.corpus.files import Closing
 from corpus_server.errors import CorpusServerError, NotStaged
@@ -27,7 +28,7 @@ from corpus_server.readers.failures import Failures
 from corpus_server.readers.progress import Progress
 from corpus_server.readers.registry import Registry
 from corpus_server.readers.working_set import check_working_set
-from corpus_server.stores import Cache, Extent
+from corpus_server.stores import Cache, Extent, MappedSpans
 from corpus_server.stores.download import RANGES_AT_ONCE
 
 WAIT_SECONDS = 6.0
@@ -96,6 +97,7 @@ class Stager(Closing):
         self._unsynced: deque[tuple[Extent, float]] = deque()  # and when they were staged
         self._failures = Failures()
         self._asked_at: dict[Extent, float] = {}  # of those attached
+        self._all_asked_at: WeakKeyDictionary[MappedSpans, float] = WeakKeyDictionary()
         self._max_attached = max_attached()
         self._checked: WeakSet[BoundPlan] = WeakSet()  # plans whose extents fit
         self._received = (0, 0.0)  # bytes, and the time since which they are counted
@@ -148,6 +150,24 @@ class Stager(Closing):
             check_working_set(bound, self._limit_bytes)
             self._checked.add(bound)
 
+    def has(self, extents: MappedSpans) -> bool:
+        """Tell whether extents that a request is about to read are all mapped: then it need not `want` them.
+
+        Seldom notes the request for each, because all requests of a plan ask for the same ones.
+        """
+        if not extents.are_good():
+            return False
+        now = time.monotonic()
+        with self._changed:
+            if now - self._all_asked_at.get(extents, -math.inf) < _RECENT_SECONDS / 4:
+                return True
+            self._all_asked_at[extents] = now
+            self._asked_at.update(dict.fromkeys(cast("Sequence[Extent]", extents.spans), now))
+            is_full = len(self._asked_at) > self._max_attached
+        if is_full:
+            self._let_go()
+        return True
+
     def want(self, extents: Iterable[Extent], deadline: float) -> Future[None] | None:
         """Map extents that a request is about to read.
 
@@ -156,12 +176,13 @@ class Stager(Closing):
             at the deadline, or with the reason why one of them cannot be staged.
         """
         extents = set(extents)
+        now = time.monotonic()
+        sign = next((extent.file.sign() for extent in extents), (b"", 0))  # of all, which lie in one cache
         missing = {
             extent
             for extent in extents
-            if not (extent.file.is_surely_good(extent) or (extent.attach() and _is_good(extent)))
+            if not (extent.file.is_surely_good(extent, sign) or (extent.attach() and _is_good(extent)))
         }
-        now = time.monotonic()
         with self._changed:
             self._asked_at.update(dict.fromkeys(extents, now))
             is_full = len(self._asked_at) > self._max_attached

@@ -305,7 +305,9 @@ def stage_rows(service: Service, bound: BoundPlan, reading: WindowReading, budge
     first = 0
     while first < reading.num_units:  # as rows are read: those that were located last are not located again
         selection, part = reading.selected(first, reading.num_units)
-        extents.update(selection.extents(part, bound.staged[1]))
+        masks, whole = bound.staged[1], selection.whole
+        if masks or whole is None or not service.stager.has(whole):
+            extents.update(selection.extents(part, masks))
         first += part.stop - part.start
         budget.spend()
     service.stage(extents, budget)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from corpus_server.stores.attached import Attached, MappedSpans, check_unchanged
+from corpus_server.stores.attached import MappedSpans
 from corpus_server.stores.cache import Cache, bytes_of
 from corpus_server.stores.extents import Blocks, Extents, ShardExtents
 from corpus_server.stores.mirror import Mirror
 from corpus_server.stores.staged import Extent, StagedFile, is_staged
 
 __all__ = [
-    "Attached",
     "Blocks",
     "Cache",
     "Extent",
@@ -19,6 +18,5 @@ __all__ = [
     "ShardExtents",
     "StagedFile",
     "bytes_of",
-    "check_unchanged",
     "is_staged",
 ]

@@ -10,24 +10,31 @@ prevents it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final, NamedTuple
 
 from corpus_server.corpus import guard
 from corpus_server.corpus.files import HUGE_PAGE, OpenFile, address_of, map_over, reserve
 from corpus_server.errors import CorpusServerError, NotStaged, ReadFailed
 
+LOOK_SECONDS: Final = 0.1
+"""After which a copy looks at local files again to find what other programs did to them; requests look, too.
+Whoever takes an extent away says so at once, see `PartlyMappedFile.sign`."""
+
 Span = tuple["PartlyMappedFile", int, int]
 """Bytes [start, stop) of a file that are mapped together: an `Extent`."""
+
+Sign = tuple[bytes, int]
+"""See `PartlyMappedFile.sign`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,28 +54,40 @@ class Attached:
     guarded: guard.GuardedRange | None
     sharing: tuple[Attached, ...] = ()
     is_attached: bool = True
-    looked_at: float = -math.inf  # monotonic time at which the local file was still what it was
+    looked: tuple[float, Sign] = (-math.inf, (b"", -1))
+    """When the local file was last seen to be what it was, monotonic, and the sign before."""
 
     @property
     def num_faults(self) -> int:
         """How many pages the disk did not deliver."""
         return 0 if self.guarded is None else self.guarded.num_faults
 
-    def check_unchanged(self, since_seconds: float) -> None:
-        """Raise if bytes copied from the map may be wrong; see `Extent.check_unchanged`."""
+    def good_since(self, sign: Sign, since: float) -> float:
+        """Return when the local file was last seen to be what it was; infinitely long ago if it is not.
+
+        Looks at it if that was before `since`, or another sign has come since then.
+        """
+        seconds, before = self.looked
+        if seconds > since and before == sign and not self.sharing:
+            return seconds
+        return min(each._look(sign, since) for each in (self, *self.sharing))
+
+    def check_unchanged(self) -> None:
+        """Look at the local file; raise if bytes copied from the map may be wrong."""
+        sign = self.file.sign()
         for each in (self, *self.sharing):
-            if not each._is_good(since_seconds):
+            if each._look(sign, math.inf) == -math.inf:
                 each.file.report(each)
 
-    def _is_good(self, since_seconds: float) -> bool:
-        if self.num_faults:
-            return False
-        if (now := time.monotonic()) - self.looked_at < since_seconds:
-            return True
-        is_good = _status(self.local) == self.status
-        if is_good:
-            self.looked_at = now
-        return is_good
+    def _look(self, sign: Sign, since: float) -> float:
+        seconds, before = self.looked
+        if seconds > since and before == sign:
+            return seconds
+        seconds = time.monotonic()
+        if self.num_faults or _status(self.local) != self.status:
+            return -math.inf
+        self.looked = seconds, sign
+        return seconds
 
 
 class PartlyMappedFile(OpenFile):
@@ -106,16 +125,20 @@ class PartlyMappedFile(OpenFile):
         is_all = (start, stop) == (self.data.start, self.data.stop)
         return self.name if is_all else f"{self.name}[{start}:{stop}]"
 
-    def is_surely_good(self, span: Span) -> bool:
-        """Tell whether a span is mapped and is what it was; False also where that must be looked at closely.
+    def sign(self) -> Sign:
+        """Return what is another one whenever bytes of a span of any file may have become wrong.
+
+        But for what other programs do. Asked for after a copy, it says whether local files must be looked at.
+        """
+        return b"", guard.last_fault()
+
+    def is_surely_good(self, span: Span, sign: Sign) -> bool:
+        """Look whether a span is mapped and what it was.
 
         Each request asks for hundreds: `attach` and `Attached.check_unchanged` take thrice as long.
         """
         its = self._attached.get(span)
-        if its is None or its.sharing or its.num_faults or _status(its.local) != its.status:
-            return False
-        its.looked_at = time.monotonic()
-        return True
+        return its is not None and its.good_since(sign, math.inf) > -math.inf
 
     def is_attached(self, span: Span) -> bool:
         """Tell whether the tokens of a span can be read."""
@@ -146,6 +169,7 @@ class PartlyMappedFile(OpenFile):
             for each in sharing:
                 each.sharing = (*each.sharing, its)
             self._attached[span] = its
+            _last_change[0] = next(_change_numbers)
             return True
 
     def detach(self, span: Span) -> bool:
@@ -201,12 +225,13 @@ class PartlyMappedFile(OpenFile):
 
     def close(self) -> None:
         """Detach for good; a second call does nothing."""
-        with self._lock:
+        with self._lock, _holding:
             for each in list(self._attached.values()):
                 self._detach(each)
             self._reserved, self._address = None, 0
 
     def _detach(self, its: Attached) -> None:
+        _last_change[0] = next(_change_numbers)
         del self._attached[self, its.start, its.stop]
         its.is_attached = False
         if its.guarded is not None:
@@ -237,50 +262,126 @@ def _status(file: OpenFile) -> tuple[int, ...]:
     return status.st_nlink, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def check_unchanged(attached: Iterable[Attached], *, since_seconds: float) -> None:
-    """Do for several what `Attached.check_unchanged` does."""
-    since = time.monotonic() - since_seconds
-    for each in attached:
-        if each.sharing or each.looked_at <= since or each.num_faults:
-            each.check_unchanged(since_seconds)
-
-
-_held: dict[int, list[Attached]] = {}  # of all copies that are being made, by the identity of the list
-_holding = threading.Lock()  # guards what is held; after the lock of a file
+_held: dict[object, list[Attached]] = {}  # of all copies that are being made, each under a key of its own
+_holding = threading.Lock()  # guards what is held, and detaching; after the lock of a file
+_change_numbers, _last_change = itertools.count(1), [0]  # of what is mapped of all files
 
 
 class MappedSpans:
-    """Spans that responses read again and again, as they are mapped; safe to use from several threads."""
+    """Spans that responses read again and again, as they are mapped; safe to use from several threads.
+
+    A response holds hundreds of them for each of its copies. As long as nothing was unmapped or given up, and
+    the last look is not long ago, it looks at none: one after another would take a fifth of its CPU.
+    """
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans = spans
-        self._found: list[Attached | None] = [None] * len(spans)
+        self._all: list[Attached] | None = None  # as they are mapped, if all are
+        self._all_as_of = -1
+        self._good: _Good | None = None
 
-    @contextmanager
-    def held(self, numbers: Sequence[int]) -> Iterator[list[Attached]]:
-        """Keep some of the spans mapped; yield them as they are mapped.
+    @property
+    def spans(self) -> Sequence[Span]:
+        """Return the spans."""
+        return self._spans
 
-        All at once, because a response holds a hundred: one after another takes as long as a tenth of its
-        copy. Nor is each looked up for each copy: a span that was detached says so.
+    def are_mapped(self) -> bool:
+        """Tell whether all are mapped."""
+        with _holding:
+            return self._all_mapped() is not None
+
+    def are_good(self) -> bool:
+        """Look whether all are mapped and what they were."""
+        with _holding:
+            found = self._all_mapped()
+        return found is not None and (not found or self._look(found, found[0].file.sign(), math.inf))
+
+    def held(self, needed: Callable[[], Sequence[Span]]) -> _Holding:
+        """Keep spans mapped while their bytes are copied, in a block; raise afterwards if those may be wrong.
+
+        Args:
+            needed: those that are read. Not asked for while all are mapped, and good.
 
         Raises:
-            NotStaged: one is not.
+            NotStaged: one is not mapped.
+            CorpusChanged, ReadFailed: see `Attached.check_unchanged`.
         """
-        found = self._found
+        return _Holding(self, needed)
+
+    def _hold(self, key: object, needed: Callable[[], Sequence[Span]]) -> list[Attached]:
+        """Keep those mapped that are read until `key` is taken out of `_held`, or all."""
         with _holding:
-            attached = [its for number in numbers if (its := found[number]) is not None and its.is_attached]
-            if len(attached) < len(numbers):
-                attached = [self._find(number) for number in numbers]
-            _held[id(attached)] = attached
+            if (found := self._all_mapped()) is not None:
+                _held[key] = found
+                return found
+        spans = needed()
+        with _holding:
+            found = _held[key] = [_mapped(span) for span in spans]
+        return found
+
+    def _check(self, held: list[Attached], needed: Callable[[], Sequence[Span]]) -> None:
+        """Raise if what was read may be wrong."""
+        if not self._are_good(held):
+            for span in needed():
+                _mapped(span).check_unchanged()
+
+    def _all_mapped(self) -> list[Attached] | None:
+        if self._all_as_of != _last_change[0]:
+            as_of = _last_change[0]
+            found = [each[0].attached(each) for each in self._spans]
+            mapped = [each for each in found if each is not None]
+            self._all = mapped if len(mapped) == len(found) else None
+            self._all_as_of = as_of
+        return self._all
+
+    def _are_good(self, held: list[Attached]) -> bool:
+        """Tell whether all bytes that were copied a moment ago are right."""
+        if not held:
+            return True
+        sign, now = held[0].file.sign(), time.monotonic()  # the sign of all: their files lie in one cache
+        good = self._good
+        if good is not None and good.held is held and good.sign == sign and now < good.until:
+            return True
+        return self._look(held, sign, now - LOOK_SECONDS)
+
+    def _look(self, held: list[Attached], sign: Sign, since: float) -> bool:
+        """Look at local files that nobody has looked at since then; tell whether they are what they were."""
+        looked_at = min([each.good_since(sign, since) for each in held])
+        if held is self._all:
+            self._good = _Good(held, sign, looked_at + LOOK_SECONDS)
+        return looked_at > -math.inf
+
+
+def _mapped(span: Span) -> Attached:
+    file, *bounds = span
+    if (its := file.attached(span)) is None:
+        raise NotStaged(f"{file.owner}{file.name_of(*bounds)} is not on this machine")
+    return its
+
+
+class _Holding:
+    """The block of `MappedSpans.held`; a generator would take three times as long, for each copy."""
+
+    __slots__ = ("_held", "_needed", "_spans")
+
+    def __init__(self, spans: MappedSpans, needed: Callable[[], Sequence[Span]]) -> None:
+        self._spans, self._needed = spans, needed
+
+    def __enter__(self) -> None:
+        self._held = self._spans._hold(self, self._needed)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
-            yield attached
+            if kind is None:
+                self._spans._check(self._held, self._needed)
         finally:
             with _holding:
-                del _held[id(attached)]
+                del _held[self]
 
-    def _find(self, number: int) -> Attached:
-        file, *bounds = span = self._spans[number]
-        if (its := file.attached(span)) is None:
-            raise NotStaged(f"{file.owner}{file.name_of(*bounds)} is not on this machine")
-        self._found[number] = its
-        return its
+
+class _Good(NamedTuple):
+    """Spans that were looked at and good, the sign then, and until when nobody need look again."""
+
+    held: list[Attached]
+    sign: Sign
+    until: float

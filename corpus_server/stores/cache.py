@@ -7,6 +7,7 @@
     CACHE/corpora/...                see `mirror`
     CACHE/boot                       which start of the machine wrote all of this
     CACHE/limit                      how many bytes it holds; locked by every process that uses the folder
+    CACHE/given-up                   8 bytes, others after each extent that was taken away from everybody
 
 Any number of processes share it. All locks are `flock`s on open files, so the kernel releases those of a
 process that is killed. An extent in use is locked by everyone who has it mapped, and a file is removed only
@@ -43,6 +44,7 @@ _SPARE_SHARE: Final = 64
 """Where room is made, a further 64th of the cache is freed: a look at all extents serves for many."""
 
 _NAME: Final = "tokens"
+_SIGN_BYTES: Final = 8
 _SEALED_SECONDS: Final = 10**9
 """Time of modification of every extent, which every file system can keep: whoever writes to one changes it,
 also while no server runs."""
@@ -100,6 +102,10 @@ class Cache:
                 self._empty_after_reboot()
                 self._count_again(lock)
                 self.limit_bytes = self._agreed(limit_bytes)
+                self._given_up = os.open(folder / "given-up", os.O_RDWR | os.O_CREAT, 0o666)
+                finalize(self, os.close, self._given_up)
+                if os.fstat(self._given_up).st_size < _SIGN_BYTES:
+                    os.pwrite(self._given_up, bytes(_SIGN_BYTES), 0)  # now, while the disk has room
         except OSError as error:
             raise UnreadableCorpus(
                 f"the cache folder {folder} cannot be used: {error.strerror}",
@@ -212,10 +218,22 @@ class Cache:
         for each in extents:
             self._revoke(each)
 
+    def given_up(self) -> bytes:
+        """Return what differs from before once any process has taken an extent away from everybody.
+
+        Read after a copy, it says whether each local file must be looked at, at the price of one such look.
+        """
+        try:
+            return os.pread(self._given_up, _SIGN_BYTES, 0)
+        except OSError:
+            return os.urandom(_SIGN_BYTES)  # nobody knows
+
     def _revoke(self, key: str) -> None:
         """Remove an extent. Whoever has it open finds that it was removed, and serves no more of it."""
         with suppress(OSError):
             (self.extents / key / _NAME).unlink()
+        with suppress(OSError):  # afterwards: who sees it looks. Random, so that it never comes again
+            os.pwrite(self._given_up, os.urandom(_SIGN_BYTES), 0)
 
     @contextmanager
     def filling(self, key: str, num_bytes: int, *, urgent: bool) -> Iterator[BinaryIO]:

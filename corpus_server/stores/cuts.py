@@ -55,11 +55,18 @@ class Cuts(NamedTuple):
         firsts = firsts + (((firsts + 1) * extent_bytes - lows < short) & (firsts < lasts))
         return cls(extent_bytes, lows, highs, firsts, lasts)
 
-    def at(self, offsets: Int64Array) -> Int64Array:
-        """Return the numbers of the extents that hold a byte of each range."""
-        return np.clip(offsets // self.extent_bytes, self.firsts, self.lasts)
+    def at(self, offsets: Int64Array, which: NDArray[np.integer]) -> Int64Array:
+        """Return the numbers of the extents that hold bytes, given their ranges: `(m,)`."""
+        return self.within(offsets // self.extent_bytes, which)
 
-    def bounds(self, which: Int64Array, numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
+    def within(self, numbers: Int64Array, which: NDArray[np.integer]) -> Int64Array:
+        """Return the extents to which multiples of their size belong, `(m,)`."""
+        found = np.empty_like(numbers)
+        np.maximum(numbers, self.firsts[which], out=found)  # with `minimum` half of the time of `clip`
+        np.minimum(found, self.lasts[which], out=found)
+        return found
+
+    def bounds(self, which: NDArray[np.integer], numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the bytes [start, stop) of extents, given their ranges and numbers: `(m,)` each."""
         starts = np.where(numbers == self.firsts[which], self.lows[which], numbers * self.extent_bytes)
         stops = np.where(numbers == self.lasts[which], self.highs[which], (numbers + 1) * self.extent_bytes)

@@ -15,9 +15,10 @@ from typing import Final, NamedTuple, TypeGuard
 
 import numpy as np
 
+from corpus_server.corpus import guard
 from corpus_server.corpus.files import OpenFile
 from corpus_server.pieces import Int64Array
-from corpus_server.stores.attached import PartlyMappedFile
+from corpus_server.stores.attached import PartlyMappedFile, Sign
 from corpus_server.stores.cache import Cache
 from corpus_server.stores.cuts import Cuts
 from corpus_server.stores.download import Part, Recorded, check_whole, stage
@@ -84,7 +85,7 @@ class Extent(NamedTuple):
     def check_unchanged(self) -> None:
         """Raise if bytes copied from its map may be wrong; a version in a store never changes."""
         if (its := self.file.attached(self)) is not None:
-            its.check_unchanged(0.0)
+            its.check_unchanged()
 
     def stage(
         self,
@@ -167,6 +168,10 @@ class StagedFile(PartlyMappedFile):
         low = np.zeros(1, np.int64)
         return Cuts.of(low, low + len(self.data), self.cache.extent_bytes)
 
+    def sign(self) -> Sign:
+        """See `PartlyMappedFile.sign`, and `Cache.given_up`."""
+        return self.cache.given_up(), guard.last_fault()
+
     def read_ends(self) -> None:
         """Read both ends, so that opening the file needs no further request."""
         size = self.size_bytes
@@ -186,7 +191,8 @@ class StagedFile(PartlyMappedFile):
         """Fill `buffer` from byte `offset`: from the cache, or else from the store."""
         stop, extent = offset + len(buffer), None
         if self.data.start <= offset < self.data.stop:
-            (extent,) = self._extents(self._cuts.at(np.array([offset - self.data.start])))
+            at = np.array([offset - self.data.start])
+            (extent,) = self._extents(self._cuts.at(at, np.zeros_like(at)))
         if extent is not None and extent.stop < stop:
             self.read_into(offset, buffer[: extent.stop - offset])
             self.read_into(extent.stop, buffer[extent.stop - offset :])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, Staging
+from corpus_server.stores import Cache
 from tests import stores
 from tests.buckets import NAME, Bucket
 from tests.corpora import some_tokens
@@ -209,3 +212,33 @@ def test_a_full_disk_is_said_in_one_line_and_what_fits_is_served(
         assert 1 <= server.log().count("No space left on device") <= 1 + minutes
         subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
         wait_until(lambda: is_right(ask(server, 3 * LAST), local, 3 * LAST))
+
+
+@pytest.mark.parametrize("cache_shards", [3, 7])
+@pytest.mark.parametrize("how", ["cut", "given up"])
+def test_an_extent_that_is_cut_or_given_up_while_it_is_served_is_never_read_as_zeros(
+    tmp_path: Path, local: Path, bucket: Bucket, how: str, cache_shards: int
+) -> None:
+    """Also in the middle of a response, and where the cache holds all extents of the plan."""
+    folder = tmp_path / "cache"
+
+    def spoil() -> None:
+        cache = Cache(folder, cache_shards * SHARD_BYTES, EXTENT_BYTES)
+        for path in (folder / "extents").glob("*/*/tokens"):
+            if how == "cut":
+                os.truncate(path, 0)
+            else:
+                with path.open("r+b") as file:
+                    file.write(bytes(path.stat().st_size))
+                key = path.parent.relative_to(cache.extents).as_posix()
+                cache.mark_wrong("o", "0" * 32, [key])
+
+    with start(tmp_path / "a", folder, cache_bytes=cache_shards * SHARD_BYTES) as server:
+        for _ in range(3):
+            for step in range(0, NUM_SHARDS * SHARD_WINDOWS // NUM_ROWS, 3 if cache_shards == 7 else 200):
+                wait_until(partial(lambda step: is_right(ask(server, step), local, step), step))
+            assert is_right(ask(server, 0), local, 0)
+            spoil()
+            for _ in range(3):
+                is_right(ask(server, 0), local, 0)
+        wait_until(lambda: is_right(ask(server, 0), local, 0))

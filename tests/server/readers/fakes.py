@@ -15,6 +15,7 @@ from corpus_server.pieces import Pieces
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Registry
 from corpus_server.stores import Extent
+from corpus_server.stores.attached import Sign
 
 _numbers = itertools.count()
 
@@ -24,7 +25,10 @@ class SimpleFile:
 
     owner = ""
 
-    def is_surely_good(self, extent: FakeExtent) -> bool:
+    def sign(self) -> Sign:
+        return b"", 0
+
+    def is_surely_good(self, extent: FakeExtent, sign: Sign) -> bool:
         return False
 
 

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -18,7 +18,7 @@ import xxhash
 
 from corpus_server.corpus import guard
 from corpus_server.errors import CorpusChanged, NotStaged, ReadFailed, StoreFailed, UnreadableCorpus
-from corpus_server.stores import Cache, Extent, MappedSpans, StagedFile
+from corpus_server.stores import Cache, Extent, MappedSpans, StagedFile, attached
 from corpus_server.stores.download import Recorded
 from corpus_server.stores.objects import Store, StoreObject
 
@@ -154,30 +154,36 @@ def test_a_local_copy_that_was_written_to_is_found_by_whoever_shares_its_bytes(
     extents[1 - written].check_unchanged()
 
 
+def reading(*extents: Extent) -> Callable[[], list[Extent]]:
+    """Return what a copy reads of those that are held."""
+    return lambda: list(extents)
+
+
 def test_one_stays_attached_while_it_is_held(extent: Extent) -> None:
     fill(extent)
     assert extent.attach()
     mapped, other = MappedSpans([extent]), MappedSpans([extent])
-    with mapped.held([0]):
-        with mapped.held([0]), other.held([0]):
+    with mapped.held(reading(extent)):
+        with mapped.held(reading(extent)), other.held(reading(extent)):
             assert not extent.detach()
         assert not extent.detach()
         assert extent.file.is_attached(extent)
     assert extent.detach()
-    with pytest.raises(NotStaged), mapped.held([0]):
+    with pytest.raises(NotStaged), mapped.held(reading(extent)):
         pass
 
 
 def test_one_that_was_attached_anew_is_held_as_it_is_mapped_now(extent: Extent) -> None:
-    fill(extent)
+    path = fill(extent)
     assert extent.attach()
     mapped = MappedSpans([extent])
-    with mapped.held([0]) as before:
+    with mapped.held(reading(extent)):
         pass
+    path.write_bytes(bytes(EXTENT_BYTES))
     assert extent.detach()
+    os.utime(path, ns=(10**18, 10**18))
     assert extent.attach()
-    with mapped.held([0]) as now:
-        assert now == [extent.file.attached(extent)] != before
+    with mapped.held(reading(extent)):
         assert not extent.detach()
     assert extent.detach()
 
@@ -187,7 +193,7 @@ def test_one_that_is_not_attached_cannot_be_held(file: StagedFile, extent: Exten
     assert extent.attach()
     with (
         pytest.raises(NotStaged, match=r"a\.bin\[8192:10200\] is not on this machine"),
-        MappedSpans([extent, file.extents[2]]).held([0, 1]),
+        MappedSpans([extent, file.extents[2]]).held(reading(extent, file.extents[2])),
     ):
         pass
 
@@ -226,6 +232,75 @@ def test_pages_that_the_disk_did_not_deliver_are_not_served(file: StagedFile, ex
     assert extent.detach()
     assert extent.attach()
     extent.check_unchanged()
+
+
+def looked_at(extent: Extent) -> MappedSpans:
+    """Return an attached extent that was held, and so looked at, a moment ago."""
+    assert extent.attach()
+    mapped = MappedSpans([extent])
+    with mapped.held(reading(extent)):
+        pass
+    return mapped
+
+
+@pytest.fixture
+def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody look for an hour, unless something says so."""
+    monkeypatch.setattr(attached, "LOOK_SECONDS", 3600.0)
+
+
+@pytest.mark.usefixtures("seldom")
+@pytest.mark.parametrize("during", ["the copy", "nothing"])
+def test_a_copy_of_what_another_process_gave_up_is_refused_at_once(extent: Extent, during: str) -> None:
+    """`Cache.mark_wrong` and a failed `Cache.sync` give up what others have mapped."""
+    cache = extent.file.cache
+    other = Cache(cache.folder, 100_000, EXTENT_BYTES)
+    fill(extent)
+    mapped = looked_at(extent)
+
+    def give_up() -> None:
+        other.mark_wrong("o", "0" * 32, [extent.part.key])
+
+    before, copy = (give_up, int) if during == "nothing" else (int, give_up)
+    before()
+    with pytest.raises(ReadFailed, match="its copy was taken out of the cache"), mapped.held(reading(extent)):
+        copy()
+    assert not extent.file.is_surely_good(extent, extent.file.sign())
+
+
+@pytest.mark.usefixtures("seldom")
+def test_pages_that_read_as_zeros_are_refused_at_once(file: StagedFile, extent: Extent) -> None:
+    """The disk lost them, or somebody cut the file; copies of other extents are right."""
+    assert guard.install()
+    address = np.frombuffer(file.map(), np.uint8).ctypes.data
+    other = file.extents[0]
+    path, _ = fill(extent), fill(other)
+    mapped, theirs = looked_at(extent), looked_at(other)
+    assert other.attach()
+    both = MappedSpans([other, extent])
+    with both.held(reading(other, extent)):
+        pass
+    os.truncate(path, 0)
+    with pytest.raises(CorpusChanged, match="4096 bytes at opening, 0 now"), mapped.held(reading(extent)):
+        assert ctypes.string_at(address + extent.start, 16) == bytes(16)
+    for _ in range(2):  # whoever holds it, until it is attached anew
+        with pytest.raises(CorpusChanged), both.held(reading(other, extent)):
+            pass
+        with pytest.raises(CorpusChanged), mapped.held(reading(extent)):
+            pass
+        with both.held(reading(other)), theirs.held(reading(other)):
+            assert ctypes.string_at(address, EXTENT_BYTES) == bytes_of(other)
+
+
+def test_a_copy_of_what_another_program_changed_is_refused_after_the_next_look(
+    extent: Extent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attached, "LOOK_SECONDS", 0.0)
+    path = fill(extent)
+    mapped = looked_at(extent)
+    path.write_bytes(bytes(EXTENT_BYTES))
+    with pytest.raises(CorpusChanged, match="written to since it was opened"), mapped.held(reading(extent)):
+        pass
 
 
 def bring(extent: Extent) -> None:
