@@ -18,7 +18,7 @@ from tests.plans import NO_EPOCH_ORDERS, Case, small_plans, wild_plan
 from tests.reference import Row
 from tests.server.plan.test_agreement import interesting_steps
 
-NUM_DRAWS, ROWS_PER_DRAW, ROWS_PER_PLAN = 20, 50, 10
+NUM_DRAWS, ROWS_PER_DRAW, ROWS_PER_PLAN = 20, 500, 100
 MAX_EPOCHS = 2
 
 
@@ -101,8 +101,8 @@ def test_the_first_row_of_a_stage_is_found_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(NUM_DRAWS))
-def test_lookup_finds_random_rows_of_plans_of_any_scale(number: int) -> None:
-    """At least 100 plans, at most 10 rows of each; any token of the window."""
+def test_lookup_finds_10_000_random_rows(number: int) -> None:
+    """Catalogue row 7: of at least 100 plans of any scale, at most 100 rows each; any token of the window."""
     draw = random.Random(1000 + number)
     num_found = 0
     while num_found < ROWS_PER_DRAW:
