@@ -307,6 +307,14 @@ def test_a_look_up_has_the_corpora_of_its_plan(opened: Opened, plans: dict[str, 
     expect(corpora).to_have_text(["sampled"])
 
 
+def test_a_look_up_of_a_corpus_that_the_plan_does_not_read_says_so(
+    opened: Opened, plans: dict[str, str]
+) -> None:
+    """And does not look up the same document of another corpus."""
+    page = opened.show(f"/page/lookup?plan={plans['sampled']}&corpus=docs&token=2")
+    expect(page.locator("#found")).to_have_text("This plan does not read the corpus docs.")
+
+
 def test_a_look_up_of_a_text_says_what_the_plan_never_reads(
     opened: Opened, server: RunningServer, plans: dict[str, str]
 ) -> None:

@@ -28,7 +28,12 @@ async function start() {
       form.elements.plan.value = found?.head ?? found?.id ?? "";
       if (!found && query.has("corpus")) $("#found").replaceChildren(h("p", {}, `None of the last plans reads the corpus ${query.get("corpus")}.`));
     }
-    await listSources(query.get("corpus"));
+    const wanted = query.get("corpus");
+    await listSources(wanted);
+    if (wanted && form.elements.corpus.value && form.elements.corpus.value !== wanted) { // no other is looked up in its place
+      $("#found").replaceChildren(h("p", {}, `This plan does not read the corpus ${wanted}.`));
+      return;
+    }
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     $("#found").replaceChildren(problem(error));
