@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from playwright.sync_api import Browser, sync_playwright
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.index import index
 from corpus_server.tools.viewing.make import make_view
+from tests.browser.tab import PLAN, RUN, Opened
 from tests.corpora import spec, write_raw
 from tests.metadata import write_metadata
-from tests.serving import ROOT, RunningServer
+from tests.recorded import Record, write_part
+from tests.serving import ROOT, RunningServer, run_here
 
 CHROMIUM = shutil.which("chromium")
 
@@ -41,18 +44,24 @@ def write_documents(path: Path, texts: list[str]) -> str:
     return f"{path},dtype=uint8"
 
 
-@pytest.fixture(scope="module")  # Playwright runs an event loop in this thread, in which others could not run
-def browser() -> Iterator[Browser]:
+@pytest.fixture(scope="session")
+def chromium() -> str:
     if CHROMIUM is None:
         pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
+    return CHROMIUM
+
+
+@pytest.fixture(scope="module")  # Playwright runs an event loop in this thread, in which others could not run
+def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+@pytest.fixture(scope="session")
+def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """What all files show; a test may add plans and runs, and counts only what is its own or in `plans`."""
     folder = tmp_path_factory.mktemp("page")
     pages = [path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))]
     names = [f"doc {number}" for number in range(len(pages))]
@@ -82,3 +91,60 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     arguments = ["--record-dir", str(folder / "losses"), "--report-dir", str(folder / "reports")]
     with RunningServer(corpora, folder, arguments=arguments) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def plans(server: RunningServer) -> dict[str, str]:
+    """Plans of a run and of a tool, which have read a step of each; a recorded loss of step 17 jumps."""
+    ids = {}
+    for name, document in {"plan": PLAN, "other": {**PLAN, "skip_steps": [[10, 12]]}}.items():
+        for run in (RUN, "bench"):
+            named = {"Corpus-Run": run}
+            posted = server.get("/v1/plans", method="POST", body=json.dumps(document).encode(), headers=named)
+            ids[name] = posted.json()["id"]
+            server.get("/v1/batches", plan=ids[name], step=1, headers=named)
+    for name, source in {
+        "whole": "hostile",
+        "viewed": "chosen",
+        "sampled": "sampled",
+        "masked": "masked",
+    }.items():
+        stage = {"from_step": 0, "global_batch_size": 8, "mixture": {source: 1}}
+        body = json.dumps({"seq_len": 64, "seed": 3, "stages": [stage]}).encode()
+        posted = server.get("/v1/plans", method="POST", body=body, headers={"Corpus-Run": "bench"})
+        ids[name] = posted.json()["id"]
+    left_out = {**PLAN["stages"][0], "exclude": {"hostile": [[0, 400]]}}
+    ids["left_out"] = server.post_plan({**PLAN, "stages": [left_out]}).json()["id"]
+    records = []
+    for step in range(30):
+        for row in server.get(f"/v1/plans/{ids['plan']}/rows", step=step, count=8).json()["rows"]:
+            loss = 2 + (row["corpus"] == "hostile") + (step + row["row"]) % 5 / 20
+            records.append(
+                Record(step, row["row"], row["corpus"], 9 if (step, row["row"]) == (17, 3) else loss)
+            )
+    write_part(server.folder / "losses" / "run 1", records, plan=ids["plan"])
+    items = server.folder / "hostile.jsonl"
+    items.write_text("".join(json.dumps({"text": f"{each} and what is nowhere"}) + "\n" for each in HOSTILE))
+    corpus = f"hostile={server.folder / 'hostile.bin'},dtype=uint8,tokenizer=bytes"
+    asked = ("--items", items, "--plan", ids["plan"], "--before-step", "30", "--server", server.url)
+    done = run_here(
+        "find",
+        corpus,
+        *asked,
+        "-n",
+        "13",
+        "--places",
+        "5",
+        "--out",
+        server.folder / "reports" / "<b>bench mark",
+    )
+    assert done.returncode == 0, done.stderr
+    return ids
+
+
+@pytest.fixture
+def opened(browser: Browser, server: RunningServer) -> Iterator[Opened]:
+    tab = Opened(browser, server)
+    yield tab
+    tab.context.close()
+    assert tab.problems == []

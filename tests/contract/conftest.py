@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -16,11 +16,34 @@ from tests.loaders import open_loader
 from tests.serving import RunningServer
 
 
+class Replicas(Mapping[str, list[str]]):
+    """URLs by deployment: one process, four processes, three replicas.
+
+    A deployment is started when a test first asks for it: most files ask for one process alone.
+    """
+
+    WORKERS: Final = {"1 worker": (1,), "4 workers": (4,), "3 replicas": (1, 1, 1)}
+
+    def __init__(self, start: Callable[[int], str]) -> None:
+        self._start, self._urls = start, dict[str, list[str]]()
+
+    def __getitem__(self, name: str) -> list[str]:
+        if name not in self._urls:
+            self._urls[name] = [self._start(workers) for workers in self.WORKERS[name]]
+        return self._urls[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.WORKERS)
+
+    def __len__(self) -> int:
+        return len(self.WORKERS)
+
+
 @pytest.fixture(scope="session")
 def replicas(
     corpora: dict[str, ServedCorpus], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, list[str]]]:
-    """URLs by deployment: one process, four processes, three replicas; tests must leave them as they are."""
+) -> Iterator[Replicas]:
+    """Deployments of the same corpora; tests must leave them as they are."""
     paths = {name: corpora[name].path for name in ("web", "mixed")}
     with ExitStack() as stack:
 
@@ -28,11 +51,7 @@ def replicas(
             folder = tmp_path_factory.mktemp("replica")
             return stack.enter_context(RunningServer(paths, folder, workers=workers)).url
 
-        yield {
-            "1 worker": [start(1)],
-            "4 workers": [start(4)],
-            "3 replicas": [start(1) for _ in range(3)],
-        }
+        yield Replicas(start)
 
 
 def make_loader(urls: str | list[str], **changes: Any) -> CorpusLoader:

@@ -11,7 +11,7 @@ import pytest
 
 from corpus_client.errors import ServerError
 from tests.conftest import ServedCorpus
-from tests.contract.conftest import local_root, make_loader
+from tests.contract.conftest import Replicas, local_root, make_loader
 from tests.plans import PLAIN_ORDERS
 from tests.reference import batch, one_source
 from tests.serving import RunningServer, ask
@@ -35,7 +35,7 @@ def _expected(corpora: dict[str, ServedCorpus], order: Any, step: int, **part: i
 
 @pytest.mark.parametrize("name", SPELLED)
 def test_any_deployment_answers_as_the_slow_reference(
-    name: str, corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
+    name: str, corpora: dict[str, ServedCorpus], replicas: Replicas
 ) -> None:
     """1,300 random (step, rank, world size) over all orders, spread over five servers."""
     order, spelled = SPELLED[name]
@@ -60,9 +60,7 @@ def test_any_deployment_answers_as_the_slow_reference(
             assert bodies == {expected.astype("<u2").tobytes()}, (order, step, rank, world_size)
 
 
-def test_a_loader_takes_a_bounded_shuffle(
-    corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
-) -> None:
+def test_a_loader_takes_a_bounded_shuffle(corpora: dict[str, ServedCorpus], replicas: Replicas) -> None:
     with make_loader(replicas["1 worker"], order=BOUNDED) as loader:
         assert loader.state_dict()["plan"]["order"] == BOUNDED
         for _, got in zip(range(10), loader, strict=False):
@@ -74,7 +72,7 @@ def test_a_loader_takes_a_bounded_shuffle(
 @pytest.mark.parametrize("deployment", ["1 worker", "4 workers", "3 replicas"])
 @pytest.mark.parametrize("source", ["batches", "indices"])
 def test_the_loader_delivers_the_same_bytes_from_everywhere(
-    deployment: str, source: str, corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
+    deployment: str, source: str, corpora: dict[str, ServedCorpus], replicas: Replicas
 ) -> None:
     local = {"local_root": local_root(corpora)} if source == "indices" else {}
     with make_loader(replicas[deployment], start_step=1_000_000, **local) as loader:
@@ -86,7 +84,7 @@ def test_the_loader_delivers_the_same_bytes_from_everywhere(
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_the_ranks_of_a_step_are_the_global_batch(world_size: int, replicas: dict[str, list[str]]) -> None:
+def test_the_ranks_of_a_step_are_the_global_batch(world_size: int, replicas: Replicas) -> None:
     with make_loader(replicas["1 worker"]) as whole:
         expected = [next(whole).tokens for _ in range(5)]
     parts = []
@@ -99,7 +97,7 @@ def test_the_ranks_of_a_step_are_the_global_batch(world_size: int, replicas: dic
 
 
 def test_a_corpus_of_mixed_types_is_delivered_in_the_widest(
-    corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
+    corpora: dict[str, ServedCorpus], replicas: Replicas
 ) -> None:
     shards = corpora["mixed"].shards
     windows = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from corpus_client import CorpusLoader, errors
 from tests.conftest import ServedCorpus
-from tests.contract.conftest import make_loader, take
+from tests.contract.conftest import Replicas, make_loader, take
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer
 
@@ -41,7 +41,7 @@ def _windows(corpus: ServedCorpus) -> Rows:
 
 
 def test_extending_in_mid_run_leaves_the_past_and_mixes_the_future(
-    corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]], server: RunningServer
+    corpora: dict[str, ServedCorpus], replicas: Replicas, server: RunningServer
 ) -> None:
     """The new source is of a wider type: what was yielded stays as it is, what comes is widened."""
     urls = [*replicas["4 workers"], server.url]
@@ -97,7 +97,7 @@ def test_a_mixture_is_given_by_its_weights_and_kept_by_what_only_excludes(server
 
 
 def test_what_is_excluded_from_now_on_does_not_come_any_more(
-    corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
+    corpora: dict[str, ServedCorpus], replicas: Replicas
 ) -> None:
     """Half a shard is denied; every other row is the one of the run that went on as it was."""
     denied = {
@@ -116,7 +116,7 @@ def test_what_is_excluded_from_now_on_does_not_come_any_more(
     assert all(a == b for a, b in zip(plain, without, strict=True) if a not in denied)
 
 
-def test_world_sizes_in_any_sequence_over_two_stages(replicas: dict[str, list[str]]) -> None:
+def test_world_sizes_in_any_sequence_over_two_stages(replicas: Replicas) -> None:
     """A run is cut at any step, on any number of ranks: its rows are those of the run of one rank."""
     with _of_plan(replicas["1 worker"], PLAN, num_steps=NUM_STEPS) as whole:
         expected = take(whole, NUM_STEPS)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ServedCorpus
-from tests.contract.conftest import make_loader, take
+from tests.contract.conftest import Replicas, make_loader, take
 
 NUM_STEPS = 120
 STEPS = st.integers(0, NUM_STEPS - 40)
@@ -26,7 +26,7 @@ def _same(taken: list[tuple[int, np.ndarray]], expected: list[np.ndarray], start
         np.testing.assert_array_equal(tokens, expected[step])
 
 
-def test_a_resume_at_any_step_goes_on_exactly(replicas: dict[str, list[str]]) -> None:
+def test_a_resume_at_any_step_goes_on_exactly(replicas: Replicas) -> None:
     """Also a second resume, another prefetch depth, other servers and with batches in flight."""
     expected = _undisturbed(replicas["1 worker"])
 
@@ -48,7 +48,7 @@ def test_a_resume_at_any_step_goes_on_exactly(replicas: dict[str, list[str]]) ->
     resumed()
 
 
-def test_an_early_break_loses_nothing(replicas: dict[str, list[str]]) -> None:
+def test_an_early_break_loses_nothing(replicas: Replicas) -> None:
     expected = _undisturbed(replicas["1 worker"])
     with make_loader(replicas["1 worker"]) as loader:
         seen = []
@@ -61,7 +61,7 @@ def test_an_early_break_loses_nothing(replicas: dict[str, list[str]]) -> None:
 
 
 def test_a_resume_at_the_end_of_an_epoch_begins_the_next(
-    corpora: dict[str, ServedCorpus], replicas: dict[str, list[str]]
+    corpora: dict[str, ServedCorpus], replicas: Replicas
 ) -> None:
     """Epochs need not end with a step: the step that straddles two is the same after a resume."""
     num_windows = sum((len(shard) - 17) // 16 + 1 for shard in corpora["web"].shards)

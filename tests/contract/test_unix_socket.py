@@ -13,7 +13,7 @@ import torch
 
 from corpus_client import RemoteCorpus, errors, get_batch
 from tests.conftest import ServedCorpus
-from tests.contract.conftest import make_loader, take
+from tests.contract.conftest import Replicas, make_loader, take
 from tests.serving import RunningServer
 
 
@@ -31,7 +31,7 @@ def server(corpora: dict[str, ServedCorpus], path: Path, tmp_path: Path) -> Iter
         yield server
 
 
-def test_the_same_batches_as_over_tcp(server: RunningServer, replicas: dict[str, list[str]]) -> None:
+def test_the_same_batches_as_over_tcp(server: RunningServer, replicas: Replicas) -> None:
     with make_loader(server.url) as here, make_loader(replicas["1 worker"]) as there:
         for (step, tokens), (expected_step, expected) in zip(take(here, 60), take(there, 60), strict=True):
             assert step == expected_step
@@ -40,7 +40,7 @@ def test_the_same_batches_as_over_tcp(server: RunningServer, replicas: dict[str,
 
 
 def test_a_remote_corpus_draws_the_same_as_over_tcp(
-    server: RunningServer, replicas: dict[str, list[str]], corpora: dict[str, ServedCorpus]
+    server: RunningServer, replicas: Replicas, corpora: dict[str, ServedCorpus]
 ) -> None:
     drawn = []
     for url in (server.url, replicas["1 worker"][0]):
@@ -51,9 +51,7 @@ def test_a_remote_corpus_draws_the_same_as_over_tcp(
     assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
 
 
-def test_a_socket_that_dies_is_a_replica_that_dies(
-    server: RunningServer, replicas: dict[str, list[str]]
-) -> None:
+def test_a_socket_that_dies_is_a_replica_that_dies(server: RunningServer, replicas: Replicas) -> None:
     """Killed in mid-run, then its file removed: the loader goes on over TCP, and no batch is another."""
     with (
         make_loader([server.url, *replicas["1 worker"]], prefetch_bytes=16_384) as loader,
@@ -72,7 +70,7 @@ def test_a_socket_that_dies_is_a_replica_that_dies(
 
 
 def test_killed_and_started_again_on_the_same_path_is_ridden_out(
-    server: RunningServer, replicas: dict[str, list[str]]
+    server: RunningServer, replicas: Replicas
 ) -> None:
     with make_loader(server.url, prefetch_bytes=16_384) as loader, make_loader(replicas["1 worker"]) as other:
         found = take(loader, 20)

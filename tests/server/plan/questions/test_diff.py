@@ -23,8 +23,8 @@ from corpus_server.plan.questions.diff import (
 )
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.work import Budget, Limits
-from tests.server.plan.test_arithmetic_page import accepted_plan, draw_plan, draw_ranges
-from tests.server.plan.test_arithmetic_page import sampler_of as random_sampler
+from tests.server.plan.drawn import accepted_plan, draw_plan, draw_ranges
+from tests.server.plan.drawn import sampler_of as random_sampler
 
 
 def compare_rows(

@@ -1,4 +1,4 @@
-"""Ranks that train from a path: `python -m tests.contract.ranks SOURCE WORLD_SIZE`, told what to do on stdin.
+"""Ranks that train from a path: `python -m tests.contract.by_path.ranks SOURCE WORLD_SIZE`, told by stdin.
 
 `start RANK STEP STOP FILE` forks a rank, which appends a line for each batch to FILE: the step and the digest
 of its tokens. This process has imported torch, so a start costs 20 ms and not seconds. It prints
