@@ -57,7 +57,7 @@ class Opened:
         self.page.on("request", self._check_request)
 
     def reset(self) -> None:
-        """Leave the view, and be as a new tab; a new one would start a process, which takes a second of CPU."""
+        """Leave the view, and be as a new tab, which would start a process: a second of CPU."""
         self.page.evaluate("sessionStorage.clear()")
         self.page.goto("about:blank")
         self.page.set_viewport_size({"width": 1280, "height": 800})
