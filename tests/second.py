@@ -1,6 +1,6 @@
 """The second implementation of versions 1 and 2, written from docs/arithmetic.md alone, not from the code.
 
-It proves that the page is complete: in `tests/server/plan`, `test_arithmetic_page.py` and `test_random_plans*.py`
+It proves that the page is complete: tests of `tests/server/plan` (the page, and random plans)
 compare it with the page's vectors, with the golden rows and, over random plans, with the server. Its sections
 are those of the page, and so are its names. Each row is computed by itself, in Python's integers. Caches hold
 what rows share.
