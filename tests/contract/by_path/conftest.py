@@ -9,6 +9,14 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.contract.by_path.processes import Runtime
+from tests.contract.conftest import Replicas
+
+
+@pytest.fixture(scope="session")
+def replicas(replicas: Replicas) -> Replicas:
+    """Start the one that tests here ask for before the folder of a test is in the environment."""
+    assert replicas["1 worker"]
+    return replicas
 
 
 @pytest.fixture(autouse=True)
