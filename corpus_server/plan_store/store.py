@@ -34,7 +34,6 @@ PLAN_ID_FORM: Final = "the 64 digits (0-9, a-f) of a plan's id, or the first 8 o
 """The same for people."""
 """Of an id of a plan."""
 
-_BEGINNING = '{"fingerprints":'
 _MAX_NAMED = 5
 _SEEN_SECONDS = 60.0
 """A plan that is seen again within a minute is not written again."""
@@ -73,9 +72,13 @@ class StoredPlan(NamedTuple):
 
     @property
     def sources(self) -> list[str]:
-        """Names of its corpora: those of its fingerprints, with which the sorted document begins."""
-        fingerprints, _ = json.JSONDecoder().raw_decode(self.document, len(_BEGINNING))
-        return list(fingerprints)
+        """Names of its corpora: those of its fingerprints, one of the first fields of the sorted document."""
+        decoder, at = json.JSONDecoder(), 0
+        while True:
+            name, at = decoder.raw_decode(self.document, at + 1)
+            value, at = decoder.raw_decode(self.document, at + 1)
+            if name == "fingerprints":
+                return list(value)
 
 
 class PlanStore(Database):

@@ -61,6 +61,14 @@ def posted(server: RunningServer, corpus: str = "web", **fields: Any) -> dict[st
     return found
 
 
+def test_members_are_listed_among_plans(server: RunningServer) -> None:
+    """`family` comes before `fingerprints` in the canonical document."""
+    plan = posted(server)["id"]
+    listed = server.get("/v1/plans")
+    assert listed.status == 200, listed.body
+    assert plan in [each["id"] for each in listed.json()["plans"]]
+
+
 def documents_of_steps(server: RunningServer, plan: str, steps: range) -> list[set[int]]:
     """The documents of which each step holds a token that is no end of text."""
     found = []
