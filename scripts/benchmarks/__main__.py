@@ -108,11 +108,11 @@ def _parser(known: Mapping[str, Any]) -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=default.seconds, help=seconds)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--save", action="store_true", help="write scripts/results/DATE-bench-AXIS.md")
-    before = "throughput, latency, lone, paced, rows, cold: that commit's server beside this tree's"
+    before = "throughput, latency, lone, paced, rows, cold, turns: that commit's server beside this tree's"
     parser.add_argument("--before", metavar="COMMIT", help=before)
     tls = "throughput, latency, paced by https, and without TLS beside it"
     parser.add_argument("--tls", action="store_true", help=tls)
-    only = "of cold, packing, bucket: this part only; may be given several times"
+    only = "of cold, packing, bucket, turns: this part only; may be given several times"
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help=only)
     quick = "everything once, on tiny data: does it run? Under a minute an axis"
     parser.add_argument("--quick", action="store_true", help=quick)

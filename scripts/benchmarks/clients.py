@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import mmap
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -32,12 +33,15 @@ from corpus_client.network.wire import ArrayRequest
 from corpus_client.plan import iteration
 from scripts.benchmarks.contender import Contender, Shape, check
 from scripts.benchmarks.corpus import NAME
+from scripts.benchmarks.lone import Lone
 from scripts.benchmarks.ours import IN_FLIGHT, Ours, steps_per_request
 from scripts.benchmarks.peers.bare import Bare
 from scripts.benchmarks.servers import Address, Server
 from scripts.processes import running
 
 NUM_SLOTS = 4
+NUM_SMALL = 64
+PACKED: Mapping[str, Any] = {"rows": {"documents": {}}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +50,11 @@ class Job:
 
     Args:
         kind: `ours` is `CorpusLoader(dtype=None)`, `bare` the bare TCP client with as many bytes in flight;
-            both take batches until the time that a line says. `paced` are several loaders, a thread each,
-            that take a batch every `period_seconds` from the time on that a line says.
-        at: URL of our server, or port of the bare one.
+            both take batches until the time that a line says. `packed` is `ours` with rows of documents.
+            `small` are 64 readers, each with a connection, that ask for a batch every `period_seconds` until
+            then. `paced` are several loaders, a thread each, that take a batch every `period_seconds` from
+            the time on that a line says.
+        at: URL of our server; port of the bare one, and of that which `small` readers ask.
         path: of the corpus, with which the first batches are compared.
         rows, length: of a client's batch; the global batch of a paced one has `rows * world_size` rows.
         ranks: of the paced clients here.
@@ -56,7 +62,7 @@ class Job:
         num_batches: that each of them takes.
     """
 
-    kind: Literal["ours", "bare", "paced"]
+    kind: Literal["ours", "packed", "small", "bare", "paced"]
     at: str
     path: str = ""
     rows: int
@@ -109,12 +115,14 @@ def connect(job: Job) -> Callable[[float], dict[str, float]]:
     """Return a turn that takes batches; the first ones are compared with the corpus."""
     shape, path = Shape(rows=job.rows, length=job.length), Path(job.path)
     contender: Contender
-    if job.kind == "ours":
-        contender = Ours("ours", Server(url=job.at, port=0, pids=[]), shape, path)
+    if job.kind in ("ours", "packed"):
+        fields = PACKED if job.kind == "packed" else {}
+        contender = Ours("ours", Server(url=job.at, port=0, pids=[]), shape, path, **fields)
     else:
         address, steps = Address(job.at, [], path.stat().st_size // 2), steps_per_request(shape)
         contender = Bare("bare", address, shape, sending="piece", in_flight=IN_FLIGHT, steps=steps)
-    check(contender, path, shape)
+    if job.kind != "packed":  # whose rows are no windows
+        check(contender, path, shape)
 
     def turn(stop: float) -> dict[str, float]:
         batches, cpu = 0, time.process_time()
@@ -122,6 +130,29 @@ def connect(job: Job) -> Callable[[float], dict[str, float]]:
             contender.next()
             batches += 1
         return {"batches": batches, "cpu": time.process_time() - cpu}
+
+    return turn
+
+
+def read_small(job: Job) -> Callable[[float], int]:
+    """Return a turn of small readers, spread over their period; it returns how often they asked."""
+    path = f"/v1/batches?corpus={NAME}&seq_len={job.length - 1}&batch_size={job.rows}&step={{step}}"
+    readers = [Lone(int(job.at), [], path) for _ in range(NUM_SMALL)]
+
+    def turn(stop: float) -> int:
+        began = time.monotonic()
+
+        def read(number: int) -> int:
+            for count in itertools.count():
+                due = began + (number / NUM_SMALL + count) * job.period_seconds
+                if due >= stop:
+                    return count
+                time.sleep(max(0.0, due - time.monotonic()))
+                readers[number].ask()
+            return 0
+
+        with ThreadPoolExecutor(NUM_SMALL) as pool:
+            return sum(pool.map(read, range(NUM_SMALL)))
 
     return turn
 
@@ -212,7 +243,8 @@ def pace(job: Job) -> Callable[[float], list[dict[str, Any]]]:
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
-    turn: Callable[[float], Any] = pace(job) if job.kind == "paced" else connect(job)
+    begin: Mapping[str, Callable[[Job], Callable[[float], Any]]] = {"paced": pace, "small": read_small}
+    turn = begin.get(job.kind, connect)(job)
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(turn(float(line))), flush=True)

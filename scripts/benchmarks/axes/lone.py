@@ -7,25 +7,21 @@ request if the server does nothing. CPU is that of the server's processes.
 
 from __future__ import annotations
 
-import socket
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from scripts.benchmarks.contender import Shape
 from scripts.benchmarks.contest import BEFORE, NOW, now_and_before, resident_corpus
 from scripts.benchmarks.corpus import NAME
 from scripts.benchmarks.expected import Expected
-from scripts.benchmarks.measure import CPU, P50, P99, Rounds, cpu_seconds
+from scripts.benchmarks.lone import Lone
+from scripts.benchmarks.measure import CPU, P50, P99, Rounds
 from scripts.benchmarks.peers.constant import LOOP, UVICORN
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import spawn_peer
-from scripts.processes import HOST
 
 HELP = "p50 and CPU of one request of 8 x 129 at a time, beside servers of constant bytes"
 
@@ -33,53 +29,6 @@ SHAPE = Shape(rows=8, length=129)
 INLINE, HEALTH = ", plan inline", ", /healthz"
 P50_MS = 0.3
 COLUMNS = {P50: ("p50 ms", ".3f"), P99: ("p99 ms", ".3f"), CPU: ("server's CPU us / request", ",.0f")}
-
-
-class Lone:
-    """Ask for one thing after another on one connection; `path` has `{step}` where a step belongs."""
-
-    def __init__(self, port: int, pids: Sequence[int], path: str) -> None:
-        self._socket = socket.create_connection((HOST, port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._pids, self._path = pids, path
-        self._buffer = memoryview(bytearray(1 << 16))
-        self._step = 0
-
-    def ask(self) -> bytes:
-        """Return the next response, head and body."""
-        path = self._path.replace("{step}", str(self._step))
-        self._step += 1
-        self._socket.sendall(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nUser-Agent: bench\r\n\r\n".encode())
-        length, received = 0, b""
-        while not length or len(received) < length:
-            count = self._socket.recv_into(self._buffer)
-            received += self._buffer[:count]
-            head, end, _ = received.partition(b"\r\n\r\n")
-            if end and not length:
-                found = head.lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
-                length = len(head) + len(end) + int(found)
-            if not count or not received.startswith(b"HTTP/1.1 200"):
-                raise RuntimeError(f"{path} must be answered with 200, got {received[:500]!r}")
-        return received
-
-    def turn(self, seconds: float) -> dict[str, float]:
-        """Ask for so long; return the figures."""
-        cpu, took = self._cpu(), list[float]()
-        last = began = time.perf_counter()
-        while last - began < seconds:
-            self.ask()
-            now = time.perf_counter()
-            took.append(now - last)
-            last = now
-        p50, p99 = np.percentile(took, [50, 99]).tolist()
-        return {P50: p50 * 1e3, P99: p99 * 1e3, CPU: (self._cpu() - cpu) / len(took) * 1e6}
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
-
-    def _cpu(self) -> float:
-        return cpu_seconds(self._pids) - cpu_seconds([])
 
 
 def measure(options: Options) -> Report:

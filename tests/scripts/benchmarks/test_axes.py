@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmarks.__main__ import find_axes
-from scripts.benchmarks.axes import cold, latency, lone, paced, peers, scaling
+from scripts.benchmarks.axes import cold, latency, lone, paced, peers, scaling, turns
 from scripts.benchmarks.contest import NOW, UNCHECKED
 from scripts.benchmarks.report import Options, Report, Run
 from tests.corpora import write_raw
@@ -65,6 +65,9 @@ def test_an_axis_runs_and_can_be_shown(name: str, options: Options) -> None:
         assert {NOW, *everybody} <= contenders
     if name == "lone":
         assert {NOW, NOW + lone.INLINE, NOW + lone.HEALTH, lone.UVICORN, lone.LOOP} <= contenders
+    if name == "turns":
+        assert {f"{NOW}, {load}" for load in (turns.NOTHING, turns.READERS)} <= contenders
+        assert {"windows bound", "the page", "/metrics"} <= contenders
     if name == "paced":
         assert contenders == {f"{NOW}, {clock}" for clock in paced.CLOCKS}
 
