@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
+from typing import Final
 
 import orjson
 from starlette.requests import Request
@@ -29,6 +31,9 @@ HEAD = "corpus_server.head"
 
 EVENTS_TYPE = "text/event-stream"
 
+PIECE_BYTES: Final = 256 * 1024
+"""Sent at once of a response that is in memory. 7 MB at once took 4 ms, for which all connections waited."""
+
 LOOK_SECONDS = 0.5
 """How often a stream of events looks for a sample, and whether the server drains or the client has left."""
 
@@ -47,9 +52,21 @@ def refused(
 
 
 def sent(response: Response) -> AsgiResponse:
-    """Return a response that is whole and in memory as the framework's."""
+    """Return a response that is whole and in memory as the framework's; a large one is sent in pieces."""
+    if response.num_bytes > PIECE_BYTES:
+        return Driven(partial(_in_pieces, response))
     content = b"".join(part for group in response.body for part in group)
     return AsgiResponse(content, response.status, response.headers)
+
+
+async def _in_pieces(response: Response, _: Scope, send: Send) -> None:
+    await send(_start(response.status, response.headers))
+    for part in chain.from_iterable(response.body):
+        for at in range(0, len(part), PIECE_BYTES):
+            piece = bytes(part[at : at + PIECE_BYTES])
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # other connections have their turn
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Driven(AsgiResponse):

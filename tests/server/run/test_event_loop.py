@@ -10,18 +10,27 @@ from tests.reference import one_source
 from tests.serving import RunningServer
 
 LOADED = """
-import os, sys, threading
+import os, sys, threading, traceback
 
-def note(event, arguments):
-    if event not in ("import", "compile") or threading.current_thread() is not threading.main_thread():
+def note(what):
+    if threading.current_thread() is not threading.main_thread() or not os.path.exists({ready!r}):
         return
     with open("/proc/self/comm") as name:
-        if name.read() == "corpus-worker\\n" and os.path.exists({ready!r}):
-            what = arguments[0] if event == "import" else arguments[1]
-            os.write(noted, f"{{event}} {{what}}\\n".encode())
+        if name.read() == "corpus-worker\\n":
+            where = "".join(traceback.format_stack(limit=8))
+            os.write(noted, f"{{what}}\\n{{where}}".encode())
+
+class Finder:
+    def find_spec(self, name, *_):
+        note(f"import {{name}}")
+
+def heard(event, arguments):
+    if event == "compile":
+        note(f"compile {{arguments!r:.200}}")
 
 noted = os.open({noted!r}, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-sys.addaudithook(note)
+sys.meta_path.insert(0, Finder())
+sys.addaudithook(heard)
 """
 """Notes which modules are imported, and which code is compiled, by the thread of a worker's event loop."""
 
