@@ -100,9 +100,16 @@ def expanded(first: NDArray[np.integer], counts: NDArray[np.integer]) -> tuple[N
     """Return the numbers [first[k], first[k] + counts[k]) of every k: `(n,)` each, the k, and the number."""
     counts = np.asarray(counts, dtype=np.int64)
     which = np.repeat(np.arange(counts.size), counts)
-    numbers = np.repeat(np.asarray(first, dtype=np.int64) - (counts.cumsum() - counts), counts)
+    numbers = (np.asarray(first, dtype=np.int64) - (counts.cumsum() - counts)).take(which)
     numbers += np.arange(which.size)
     return which, numbers
+
+
+def steps_of(numbers: Int64Array) -> Int64Array:
+    """Return how much it is from each number to the next one, then 0, in half the time of `np.diff`."""
+    steps = np.zeros_like(numbers)
+    np.subtract(numbers[1:], numbers[:-1], out=steps[:-1])
+    return steps
 
 
 def at_or_below(ascending: NDArray[Any], numbers: NDArray[Any]) -> Int64Array:
@@ -132,9 +139,13 @@ def split(bounds: Int64Array, starts: Int64Array, stops: Int64Array) -> Pieces:
         starts, stops: `(k,)`, on the line; an empty range has no piece.
     """
     low = bounds.searchsorted(starts, side="right") - 1
+    if (
+        (starts < stops) & (stops <= bounds.take(low + 1, mode="clip"))
+    ).all():  # each in one shard: a quarter of the time
+        return Pieces(np.stack((low, starts - bounds[low], stops - starts)).T, np.arange(starts.size + 1))
     counts = np.where(starts < stops, bounds.searchsorted(stops, side="left") - low, 0)
     row, shards = expanded(low, counts)
     begins, ends = np.maximum(starts[row], bounds[shards]), np.minimum(stops[row], bounds[shards + 1])
     kept = begins < ends  # not of an empty shard
-    places = np.stack((shards, begins - bounds[shards], ends - begins), axis=1).compress(kept, axis=0)
+    places = np.stack((shards, begins - bounds[shards], ends - begins)).compress(kept, axis=1).T
     return Pieces(places, np.concatenate(([0], np.bincount(row[kept], minlength=starts.size).cumsum())))

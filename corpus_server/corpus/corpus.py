@@ -318,7 +318,7 @@ class Corpus(Closing):
         starts = np.array(self._document_starts)
         numbers = starts.searchsorted(first, side="right") - 1
         edges = np.empty((first.size, count + 1), dtype=np.int64)
-        for number in np.unique(numbers).tolist():
+        for number in np.bincount(numbers).nonzero()[0].tolist():
             its = numbers == number
             found: NDArray[np.int64] = self._indices[number].edges(first[its] - starts[number], count)
             found += self.starts[number]

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from corpus_server.pieces import NO_SHARD, Int64Array, Pieces
+from corpus_server.pieces import Int64Array, Pieces
 from corpus_server.plan.ranges import Ranges
 
 
@@ -60,8 +60,10 @@ class Origins:
         self.num_tokens = tuple(source.base.starts[-1] for source in sources)
         counts = [len(source.starts) - 1 for source in sources]
         self._first_shard = list(accumulate(counts, initial=0))
-        self._source_of_shard = np.arange(len(counts)).repeat(counts)
         self._views = [number for number, source in enumerate(sources) if is_view(source)]
+        # Of each of the plan's shards, then of NO_SHARD.
+        self._source_of_shard = np.append(np.arange(len(counts)).repeat(counts), -1)
+        self._is_of_view = np.isin(self._source_of_shard, self._views)
         # First token of each of the plan's shards, in its source and in the source's corpus.
         self._own, self._base = (
             np.array([start for starts in every for start in starts[:-1]], dtype=np.int64)
@@ -80,20 +82,20 @@ class Origins:
         """
         places = rows.places
         shards, begins, counts = places.T
-        sources = np.where(shards == NO_SHARD, -1, self._source_of_shard[shards])
-        owners, parts = [np.flatnonzero(~np.isin(sources, self._views))], []
+        sources, others = self._source_of_shard[shards], np.flatnonzero(~self._is_of_view[shards])
+        owners, parts = [others], [places.T.take(others, axis=1)]
         for source in self._views:
             which = np.flatnonzero(sources == source)
             starts = begins[which] + self._own[shards[which]]
             pieces = self._sources[source].pieces(starts, starts + counts[which])
             pieces.places[:, 0] += self._first_shard[source]
             empty = which[counts[which] == 0]  # which stay, at the begin of their shards
-            parts += [pieces.places, places[empty] * (1, 0, 0)]
+            parts += [pieces.places.T, places[empty].T * [[1], [0], [0]]]
             owners += [which[pieces.each_once()], empty]
-        if not parts:
+        if not self._views:
             return rows
         owner = np.concatenate(owners)
-        resolved = np.concatenate([places[owners[0]], *parts])[owner.argsort(kind="stable")]
+        resolved = np.concatenate(parts, axis=1).take(owner.argsort(kind="stable"), axis=1).T
         borders = np.concatenate(([0], np.bincount(owner, minlength=len(places)).cumsum()))
         return Pieces(resolved, borders[rows.borders])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -12,9 +12,12 @@ import xxhash
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.progress import Meter, Progress
-from corpus_server.corpus.views.file import GROUP, Groups, Multiplicities, ViewHeader, write_view
+from corpus_server.corpus.views.file import GROUP, Groups, Layers, Multiplicities, ViewHeader, write_view
+from corpus_server.corpus.views.layers import layers_of
 from corpus_server.corpus.views.view import document_chunks
 from corpus_server.errors import InvalidParameter
+
+_AT_ONCE: Final = 1 << 14  # documents
 
 
 def make_view(
@@ -38,32 +41,38 @@ def make_view(
         UnreadableCorpus: the file cannot be written.
         CorpusChanged: the corpus was written to meanwhile.
     """
-    groups, digest = _index(corpus, counts, Meter("indexing", counts.size, progress))
+    groups, layers, digest = _index(corpus, counts, Meter("indexing", counts.size, progress))
     if not groups.token[-1]:
         raise InvalidParameter("the view would hold no token: no document was chosen", parameter="where")
     header = {"fingerprints": corpus.fingerprints, "documents": digest, "made": made, "metadata": metadata}
     for shard in corpus.shards:
         shard.file.check_unchanged()
     try:
-        return write_view(out, counts, groups, header=header)
+        return write_view(out, counts, groups, layers, header=header)
     except OSError as error:
         what = f"cannot be written: {error.strerror}"
         raise unreadable(out, what, "make room, or name another place with --out") from error
 
 
-def _index(corpus: Corpus, counts: Multiplicities, meter: Meter) -> tuple[Groups, str]:
-    """Return the index of a view, and the digest of the documents' ends, as `documents_digest` makes it."""
+def _index(corpus: Corpus, counts: Multiplicities, meter: Meter) -> tuple[Groups, Layers, str]:
+    """Return both indices of a view, and the digest of where documents end, see `documents_digest`."""
     digest = xxhash.xxh3_128()
-    first, tokens, chosen = [np.empty(0, np.int64)], [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
+    first, chosen, layers = [np.empty(0, np.int64)], [np.zeros(1, np.int64)], []
     for number, edges in document_chunks(corpus):  # chunks begin where groups do
         digest.update(np.ascontiguousarray(edges[1:], dtype="<i8").data)
-        its = counts[number : number + edges.size - 1].astype(np.int64)
-        begins = np.arange(0, its.size, GROUP)
-        per_group = np.add.reduceat(its, begins)
-        kept = per_group > 0
-        first.append(number + begins[kept])
-        chosen.append(per_group[kept])
-        tokens.append(np.add.reduceat(its * np.diff(edges), begins)[kept])
-        meter.add(its.size)
-    sums = (np.concatenate(each).cumsum() for each in (tokens, chosen))
-    return Groups(np.concatenate(first), *sums), f"xxh3-{digest.hexdigest()}"
+        for begin in range(0, edges.size - 1, _AT_ONCE):
+            its = counts[number + begin : number + edges.size - 1][:_AT_ONCE]
+            size, fill = its.size, -its.size % GROUP
+            its = np.pad(its, (0, fill)).reshape(-1, GROUP)
+            ends = np.pad(edges[begin + 1 : begin + 1 + size], (0, fill), "edge").reshape(-1, GROUP)
+            kept = np.flatnonzero(its.any(axis=1))
+            begins = np.append(edges[begin], ends[:-1, -1])
+            first.append(number + begin + GROUP * kept)
+            chosen.append(its[kept].sum(axis=1, dtype=np.int64))
+            layers.append(layers_of(np.column_stack((begins, ends))[kept], its[kept]))
+            meter.add(size)
+    index = Layers.joined(layers)
+    documents = np.concatenate(first)
+    tokens = index.token[index.group.searchsorted(np.arange(documents.size + 1))]
+    groups = Groups(documents, tokens, np.concatenate(chosen).cumsum())
+    return groups, index, f"xxh3-{digest.hexdigest()}"

@@ -120,7 +120,7 @@ def test_a_fingerprint_follows_from_the_corpus_and_the_multiplicities(folder: Pa
         (lambda data: data[:20], "end inside"),
         (lambda data: b"", "is no view"),
         (lambda data: b"X" + data[1:], "is no view"),
-        (lambda data: data[:8] + b"\2" + data[9:], "version 2"),
+        (lambda data: data[:8] + b"\3" + data[9:], "version 3"),
         (lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:], "header is damaged"),
         (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "differ from the ones written"),
         (lambda data: data[:16] + b"\xff" * 8 + data[24:], "inside its header"),
