@@ -114,7 +114,7 @@ class CumulativeEnds(DocumentIndex):
         else:
             edges = np.zeros((first.size, count + 1), dtype=np.int64)
         outside = (before < 0) | (before > last)
-        for low in np.unique(before[outside]).tolist() if self.num_documents else ():
+        for low in set(before[outside].tolist()) if self.num_documents else ():
             begin, stop = max(low, 0), min(low + count + 1, self.num_documents)
             known = self._ends_from(np.array([begin]), stop - begin)[0]
             edges[before == low] = [0] * (begin - low) + np.pad(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -129,6 +130,9 @@ def _check_folder(paths: Collection[Path], dtype_given: bool) -> None:
         )
 
 
+_COMPARED_DOCUMENTS: Final = 1 << 23  # 64 MiB, in 10 ms
+
+
 class MegatronIndex(CumulativeEnds):
     """An open `.idx` file, checked in O(1) against its own size and its `.bin`."""
 
@@ -149,23 +153,42 @@ class MegatronIndex(CumulativeEnds):
 
     def _ends_from(self, first: NDArray[np.int64], count: int) -> Ends:
         """See `CumulativeEnds`."""
-        at = self.header_bytes + 4 * self.num_sequences
-        pointers = self._mapped_array("<i8", at, self.num_sequences)
-        at += pointers.nbytes
-        sequences = runs_of(self._mapped_array("<i8", at, self.num_documents + 1), first + 1, count)
-        first, last = sequences[:, 0], self.num_sequences - count
-        is_next = steps_of(sequences.ravel()) == 1
-        is_next[count - 1 :: count] = (first >= 0) & (first <= last)
-        ends = runs_of(pointers, first.clip(0, last), count) if last >= 0 else np.empty_like(sequences)
+        pointers = self._mapped_array("<i8", self.header_bytes + 4 * self.num_sequences, self.num_sequences)
+        numbers, last = first + 1, self.num_sequences - count
+        if self._is_plain:
+            first, is_run = numbers, numbers <= last
+        else:
+            sequences = runs_of(self._mapped_indices, numbers, count)
+            first, is_next = sequences[:, 0], steps_of(sequences.ravel()) == 1
+            is_next[count - 1 :: count] = (first >= 0) & (first <= last)
+            is_run = is_next if is_next.all() else is_next.reshape(-1, count).all(axis=1)
+        ends = (
+            runs_of(pointers, first.clip(0, last), count)
+            if last >= 0
+            else np.empty((first.size, count), "<i8")
+        )
         ends >>= self.dtype.itemsize.bit_length() - 1  # to tokens, in half the time of a division
-        if not is_next.all():  # not every document is one sequence
-            others = ~is_next.reshape(-1, count).all(axis=1)
-            some = sequences[others]
+        if not is_run.all():
+            some = runs_of(self._mapped_indices, numbers[~is_run], count)
             is_one = (some >= 0) & (some < self.num_sequences)
             its = np.where(some == self.num_sequences, self.num_tokens, -1)
             its[is_one] = pointers[some[is_one]] // self.dtype.itemsize
-            ends[others] = its
+            ends[~is_run] = its
         return ends
+
+    @property
+    def _mapped_indices(self) -> NDArray[np.int64]:
+        """Return the first sequence of each document, then their number, from the map of the file."""
+        return self._mapped_array("<i8", self.header_bytes + 12 * self.num_sequences, self.num_documents + 1)
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether each document is known to be one sequence: a large index is not read for it."""
+        if self.num_documents != self.num_sequences or self.num_documents > _COMPARED_DOCUMENTS:
+            return False
+        indices = self._mapped_indices
+        starts = range(0, indices.size, CHUNK_ENDS)
+        return all((steps_of(indices[start : start + CHUNK_ENDS + 1])[:-1] == 1).all() for start in starts)
 
     @property
     def _sorted_ends(self) -> None:

@@ -263,22 +263,17 @@ class ViewFile(Closing):
                 return "its arrays differ from the ones written"
         return None
 
-    def multiplicities(self, first: Int64Array, stops: Int64Array, count: int) -> Multiplicities:
-        """Return those of `count` documents of the corpus from each of `first` on: `(k, count)`.
-
-        Of documents from `stops` on, which are above `first`, they are 0.
-        """
+    def multiplicities(self, first: Int64Array, count: int) -> Multiplicities:
+        """Return those of `count` documents of the corpus from each of `first` on, then 0: `(k, count)`."""
         total = self.header.num_documents
         last = total - count - (_SPARE_BITS if self.header.encoding == "bits" else 0)
         if last >= 0:
             found = self._runs(first.clip(max=last), count, *self._arrays)
         else:
             found = np.zeros((first.size, count), dtype=np.uint16)
-        for start in np.unique(first[first > last]).tolist():  # at the end of the file
+        for start in set(first[first > last].tolist()):  # at the end of the file
             its = self.decoded(start, min(start + count, total)).tolist()
             found[first == start] = its + [0] * (count - len(its))
-        if (cut := np.flatnonzero(first + count > stops)).size:
-            found[cut] *= np.arange(count) < (stops - first)[cut, None]
         return found
 
     def _runs(

@@ -140,8 +140,9 @@ class Places:
         ).any():
             raise self._changed()
         # All rows as one line; the end of the last document of each counts as a document that is not held.
+        # Documents of the next shard have no tokens here.
         edges = edges.ravel()
-        counts = self._file.multiplicities(first, self._last(first), SECTION + 1)
+        counts = self._file.multiplicities(first, SECTION + 1)
         held = counts >= self._layers.reached[layers, None]
         held[:, SECTION] = False
         lengths = steps_of(edges)
@@ -272,7 +273,9 @@ class Places:
         """Do what `_load` does, without its check."""
         self._file.file.check_unchanged()
         first = self._groups.first_document[groups]
-        return self._edges(first, GROUP), self._file.multiplicities(first, self._last(first), GROUP)
+        counts = self._file.multiplicities(first, GROUP)
+        counts *= np.arange(GROUP) < (self._last(first) - first)[:, None]  # not of the next shard
+        return self._edges(first, GROUP), counts
 
     def _changed(self) -> CorpusChanged:
         return CorpusChanged(
