@@ -59,7 +59,7 @@ GROUP: Final = 256
 """Documents of a group: the index takes 24 bytes for them."""
 
 SECTION: Final = 8
-"""Documents of a section, which take 8 bytes. With 16 finding windows of 1,025 takes 1.2 times as long."""
+"""Documents of a section, which take 8 bytes. With 16 finding windows of 1,025 takes 1.1 times as long."""
 
 SECTIONS: Final = GROUP // SECTION  # a power of two
 
