@@ -1,42 +1,41 @@
 """Copy rows from the maps of shards into one array.
 
-All maps of a process lie in one address space, so windows of any number of shards are one fancy
-index over one strided view that begins at the lowest map:
+All maps of a process lie in one address space, so pieces of any number of shards are ranges of one memory:
 
-    address of a window   = address of its shard's token 0 + start * itemsize
-    row of the view       = (address - lowest address) / itemsize
+    place of a piece   = place of its shard's token 0 + start * itemsize
 
-NumPy releases the GIL during that copy, for any number of windows and shards. The response is sent from
-the array that the copy made: a second copy, into a buffer of the server's own, would cost half as much again.
+`memory.copied` copies them without the GIL. The response is sent from the array that the copy made: a second
+copy, into a buffer of the server's own, would cost half as much again.
 
-Rows that join pieces are slices of memory, joined by `bytes.join`: faster than every other way that was
-measured, but it holds the GIL. So a byte of each page is read first, by an index that releases it: a page
-that is not in memory is waited for there. The ends of rows are slices, too, of memory that holds end-of-text.
+The ends of rows that no piece fills are ranges, too, of memory that holds end-of-text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.pieces import NO_SHARD, Pieces
-from corpus_server.read.memory import MEMORY, READS, Mapped, Span, num_major_faults, places_in, strided, touch
+from corpus_server.read.memory import (
+    BEYOND,
+    READS,
+    Mapped,
+    addresses_of,
+    copied,
+    num_major_faults,
+    places_in,
+    safe_ends,
+)
 from corpus_server.read.readahead import read_ahead
 from corpus_server.stores import Extent, Extents, MappedSpans
-
-# bytes; NumPy's limit. Maps lie within 2^47 bytes, so only windows of more than 65,536 tokens get
-# there. They are so large that copying them one by one costs nothing extra.
-_MAX_VIEW_BYTES = 2**63
 
 _NO_BOUND = 2**62  # tokens; of pieces in no shard
 
 _SAMPLE_WINDOWS = 16  # looked up in the page cache before all windows of a selection are prefetched
-
-_JOINED_BYTES = 1 << 20  # that are copied under the GIL at once, in 0.3 ms; longer rows are copied without it
 
 
 class Gatherer:
@@ -50,8 +49,9 @@ class Gatherer:
             the selection, all at once. Without it, each window is read when the copy reaches it.
 
     Attributes:
-        shards, spans: the shards, and the address ranges that they lie in.
-        span_of_shard: `(num_shards,)`, the number of each shard's span.
+        shards: the shards.
+        dtypes: all types that they have.
+        kinds: which of those each shard has, `(num_shards + 1,)`; last, their number.
         extents: of those shards that lie in object stores, if `is_staged`.
         cold: a copy waited for the disk, and the windows since were not found in the page cache.
         num_faults: how often a copy waited for the disk, for a page that nobody had asked for.
@@ -68,26 +68,15 @@ class Gatherer:
         self._num_tokens = np.array([*(shard.num_tokens for shard in shards), _NO_BOUND], dtype=np.int64)
         self._begins = places_in(*(shard.address for shard in shards), 0)
         self._itemsizes = np.array([*(shard.dtype.itemsize for shard in shards), 1], dtype=np.int64)
+        # What is read beyond a piece lies on the shard's last page at most; of a store's it may be unmapped.
+        self._safe_ends = safe_ends(self._begins + self._itemsizes * self._num_tokens)
+        self._safe_ends[-1] = _NO_BOUND
         self._fills: dict[tuple[int, np.dtype[np.integer]], NDArray[np.integer]] = {}
         # A selection keeps a shard number for each window: one byte is enough up to 255 shards.
         self._shard_type = np.min_scalar_type(len(shards))
-        # One view steps by whole tokens, so it reaches only shards of one type and one alignment.
-        kinds = [(shard.dtype.str, shard.address % shard.dtype.itemsize) for shard in shards]
-        distinct = sorted(set(kinds))
-        self.span_of_shard = np.array([distinct.index(kind) for kind in kinds], dtype=np.intp)
-        self.spans = [
-            Span([shard for shard, its in zip(shards, kinds, strict=True) if its == kind])
-            for kind in distinct
-        ]
-        # Each shard's token 0, counted in tokens from the lowest map of its span. An empty shard has
-        # address 0 and no window.
-        self._first_token = np.array(
-            [
-                max(0, shard.address - self.spans[span].lowest) // shard.dtype.itemsize
-                for shard, span in zip(shards, self.span_of_shard.tolist(), strict=True)
-            ],
-            dtype=np.int64,
-        )
+        self.dtypes = list(dict.fromkeys(shard.dtype for shard in shards))
+        kinds = (self.dtypes.index(shard.dtype) for shard in shards)
+        self.kinds = np.array([*kinds, len(self.dtypes)], dtype=np.intp)
 
     def select(self, rows: Pieces, dtype: np.dtype[np.integer], extents: Extents | None = None) -> Selection:
         """Return rows that can be read as a whole or in parts, after `Selection.check_unchanged`.
@@ -103,18 +92,19 @@ class Gatherer:
         if lowest < NO_SHARD or (tokens < 0).any() or (tokens + counts > self._num_tokens[shards]).any():
             raise IndexError("a piece of a row lies outside its shard")
         numbers = shards.astype(self._shard_type)
-        if len(shards) == len(rows.borders) - 1 and len(shards) and lowest != NO_SHARD:  # windows
-            return _Windows(self, numbers, self._first_token[shards] + tokens, int(counts[0]), dtype, extents)
-        itemsizes, fills = self._itemsizes[shards], []
-        starts, sizes = self._begins[shards] + tokens * itemsizes, counts * itemsizes
+        starts = self._begins[shards] + tokens * self._itemsizes[shards]
+        if len(shards) == rows.num_rows and len(shards) and lowest != NO_SHARD:  # windows
+            return Selection(self, numbers, starts, int(counts[0]), dtype, extents)
+        fills = []
         if (ends := np.flatnonzero(shards == NO_SHARD)).size:
-            counts, tokens = counts[ends], self.end_token(tokens[ends])
-            numbers[ends], sizes[ends] = len(self.shards), counts * dtype.itemsize
+            tokens = self.end_token(tokens[ends])
+            numbers[ends] = len(self.shards)
             for token in np.unique(tokens).tolist():
-                here = tokens == token
+                here = ends[tokens == token]
                 fills.append(self._fill(token, dtype, int(counts[here].max())))
-                starts[ends[here]] = places_in(fills[-1].ctypes.data)
-        return _Joined(self, numbers, starts, sizes, dtype, rows, fills, extents)
+                starts[here] = places_in(fills[-1].ctypes.data)
+        joined = rows.borders, fills
+        return Selection(self, numbers, starts, counts.copy(), dtype, extents, joined)
 
     def end_token(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what stands in rows where no piece is, given the tokens there."""
@@ -123,16 +113,21 @@ class Gatherer:
     def _fill(self, token: int, dtype: np.dtype[np.integer], num_tokens: int) -> NDArray[np.integer]:
         """Return memory that holds a token at least so many times: of rows' ends."""
         fill = self._fills.get((token, dtype))
-        if fill is None or fill.size < num_tokens:
-            fill = self._fills[token, dtype] = np.full(1 << num_tokens.bit_length(), token, dtype)
+        if fill is None or fill.size < num_tokens + BEYOND:
+            fill = self._fills[token, dtype] = np.full(1 << (num_tokens + BEYOND).bit_length(), token, dtype)
         return fill
 
-    def tokens_at(
-        self, shards: NDArray[np.integer], starts: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return what lies at places in memory, `(k, 3)`: shard number, start token, tokens."""
-        itemsizes = self._itemsizes[shards]
-        return np.stack((shards, (starts - self._begins[shards]) // itemsizes, sizes // itemsizes), axis=1)
+    def safe_ends(self, shards: NDArray[np.integer]) -> NDArray[np.int64] | int:
+        """Return where pieces of shards may end that may be read beyond; 0: none, a page may be missing."""
+        if self.is_staged or self.cold:
+            return 0
+        ends: NDArray[np.int64] = self._safe_ends[shards]
+        return ends
+
+    def tokens_at(self, shards: NDArray[np.integer], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the tokens of shards that lie at places in memory."""
+        tokens: NDArray[np.int64] = (starts - self._begins[shards]) // self._itemsizes[shards]
+        return tokens
 
     def gather(
         self, locations: NDArray[np.int64], length: int, dtype: np.dtype[np.integer]
@@ -146,22 +141,11 @@ class Gatherer:
         selection.check_unchanged(slice(None))
         return selection.read(slice(None))
 
-    def starts(
-        self, shard_numbers: NDArray[np.unsignedinteger], numbers: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return the start tokens `(k,)` of windows given by shard and number in the span."""
-        starts: NDArray[np.int64] = numbers - self._first_token[shard_numbers]
-        return starts
-
     def read_ahead(self, locations: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> None:
         """Start to read windows of so many tokens from disk; blocks only while the disk's queue is full."""
-        shard_numbers, starts = locations[:, 0], locations[:, 1]
-        numbers, spans = self._first_token[shard_numbers] + starts, self.span_of_shard[shard_numbers]
-        for number, span in enumerate(self.spans):
-            here = spans == number
-            if here.any():
-                its = lengths if isinstance(lengths, int) else lengths[here]
-                read_ahead(span.addresses(numbers[here]), its * span.dtype.itemsize)
+        shards, starts = locations.T
+        itemsizes = self._itemsizes[shards]
+        read_ahead(addresses_of(self._begins[shards] + starts * itemsizes), lengths * itemsizes)
 
     def are_resident(self, locations: NDArray[np.int64]) -> bool:
         """Tell whether the page cache holds the first token of every window; stops at the first miss."""
@@ -191,22 +175,35 @@ class Selection:
     24 more.
 
     Args:
-        shard_numbers: `(k,)`, the shards of windows or pieces; of pieces in none the number of all shards.
+        shard_numbers, starts: `(k,)` each, of windows or pieces: the shard, and the place in `MEMORY`. Of
+            pieces in none the number of all shards.
+        counts: `(k,)`, tokens of each; of windows the tokens of all.
+        joined: which pieces each row has, see `Pieces`, and memory of the rows' ends, which lives as long as
+            the selection; None: each row is a window.
 
     Attributes:
         num_bytes: memory of the arrays.
     """
 
-    num_bytes: int
-
     def __init__(
         self,
         gatherer: Gatherer,
         shard_numbers: NDArray[np.unsignedinteger],
+        starts: NDArray[np.int64],
+        counts: NDArray[np.int64] | int,
         dtype: np.dtype[np.integer],
         extents: Extents | None,
+        joined: tuple[NDArray[np.int64], Sequence[NDArray[np.integer]]] | None = None,
     ) -> None:
-        self._gatherer, self._shard_numbers, self._dtype = gatherer, shard_numbers, dtype
+        self._gatherer, self._dtype = gatherer, dtype
+        self._shard_numbers, self._starts, self._counts = shard_numbers, starts, counts
+        self._borders: NDArray[np.int64] | None = None if joined is None else joined[0]
+        self._fills = None if joined is None else joined[1]
+        self._row_tokens = counts if isinstance(counts, int) else 0
+        self.num_bytes = shard_numbers.nbytes + starts.nbytes
+        if not isinstance(counts, int) and self._borders is not None:
+            self._row_tokens = int(counts.sum()) // max(1, len(self._borders) - 1)
+            self.num_bytes += counts.nbytes + self._borders.nbytes
         self._staged = gatherer.extents if extents is None else extents
         self._asked_ahead = not gatherer.reads_ahead
         self._found: _Extents | None = None
@@ -276,7 +273,13 @@ class Selection:
 
     def _places(self, own: slice) -> NDArray[np.int64]:
         """Return where windows or pieces lie, `(k, 3)`: shard number or `NO_SHARD`, start token, tokens."""
-        raise NotImplementedError
+        shards = self._shard_numbers[own]
+        columns = np.empty((3, len(shards)), dtype=np.int64)
+        columns[0] = shards
+        columns[0, shards == len(self._gatherer.shards)] = NO_SHARD
+        columns[1] = self._gatherer.tokens_at(columns[0], self._starts[own])
+        columns[2] = self._counts if isinstance(self._counts, int) else self._counts[own]
+        return columns.T
 
     def extents(self, part: slice, masks: Extents) -> Sequence[Extent]:
         """Return the extents that hold some rows, and those of their loss masks."""
@@ -287,15 +290,33 @@ class Selection:
 
     def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
         """Return the shard in which each of some rows begins, `(k,)`."""
-        return self._shard_numbers[part]
+        if self._borders is None:
+            return self._shard_numbers[part]
+        own = np.flatnonzero(self._shard_numbers < len(self._gatherer.shards))
+        return self._shard_numbers[own[own.searchsorted(self._borders[:-1][part])]]
 
     def _own(self, part: slice) -> slice:
         """Return which windows or pieces some rows consist of."""
-        return part
+        if self._borders is None:
+            return part
+        start, stop, _ = part.indices(len(self._borders) - 1)
+        return slice(int(self._borders[start]), int(self._borders[max(start, stop)]))
 
     def _copy(self, part: slice, own: slice) -> NDArray[np.integer]:
         """Return some of the rows, which consist of `own`."""
-        raise NotImplementedError
+        gatherer, shards, starts = self._gatherer, self._shard_numbers[own], self._starts[own]
+        counts = self._counts if isinstance(self._counts, int) else self._counts[own]
+        num_rows = len(starts) if self._borders is None else len(self._borders[:-1][part])
+        if gatherer.dtypes == [self._dtype]:
+            safe = 0 if self._borders is None else gatherer.safe_ends(shards)
+            tokens = copied(starts, counts * self._dtype.itemsize, safe).view(self._dtype)
+            return tokens.reshape(num_rows, self._row_tokens)
+        tokens, kinds = np.empty(num_rows * self._row_tokens, self._dtype), gatherer.kinds[shards]
+        for kind, dtype in enumerate((*gatherer.dtypes, self._dtype)):
+            here = kinds == kind
+            its = counts if isinstance(counts, int) else counts[here]
+            tokens[np.repeat(here, counts)] = copied(starts[here], its * dtype.itemsize).view(dtype)
+        return tokens.reshape(num_rows, self._row_tokens)
 
     def _ask_ahead(self, first: int) -> None:
         """Ask the kernel for all windows or pieces from `first` on, unless a sample of them is resident."""
@@ -306,112 +327,3 @@ class Selection:
             gatherer.cold = False
         else:
             gatherer.read_ahead(rest[:, :2], rest[:, 2])
-
-
-class _Windows(Selection):
-    """Windows of one length; `numbers` are theirs in the spans of their shards, `(k,)`."""
-
-    def __init__(
-        self,
-        gatherer: Gatherer,
-        shard_numbers: NDArray[np.unsignedinteger],
-        numbers: NDArray[np.int64],
-        length: int,
-        dtype: np.dtype[np.integer],
-        extents: Extents | None,
-    ) -> None:
-        super().__init__(gatherer, shard_numbers, dtype, extents)
-        self._numbers, self._length = numbers, length
-        self._views: dict[int, NDArray[np.integer]] = {}  # by the number of the span, all its windows
-        self.num_bytes = shard_numbers.nbytes + numbers.nbytes
-
-    def _copy(self, part: slice, own: slice) -> NDArray[np.integer]:
-        numbers, spans = self._numbers[own], self._gatherer.spans
-        if len(spans) == 1 and spans[0].dtype == self._dtype:
-            return self._copy_span(0, numbers)
-        of_span = self._gatherer.span_of_shard[self._shard_numbers[own]]
-        tokens = np.empty((len(numbers), self._length), dtype=self._dtype)
-        for span in np.unique(of_span).tolist():
-            rows = np.flatnonzero(of_span == span)
-            tokens[rows] = self._copy_span(span, numbers[rows])
-        return tokens
-
-    def _copy_span(self, number: int, numbers: NDArray[np.int64]) -> NDArray[np.integer]:
-        """Return windows of one span, `(k, length)`."""
-        span, length = self._gatherer.spans[number], self._length
-        if (span.end - span.lowest) * length >= _MAX_VIEW_BYTES:
-            window_bytes = length * span.dtype.itemsize
-            starts = span.addresses(numbers).tolist()
-            return np.concatenate(
-                [strided(start, start + window_bytes, span.dtype, length) for start in starts]
-            )
-        if (view := self._views.get(number)) is None:
-            view = self._views[number] = strided(span.lowest, span.end, span.dtype, length)
-        return view[numbers]
-
-    def _places(self, own: slice) -> NDArray[np.int64]:
-        shards = self._shard_numbers[own]
-        columns = np.empty((3, len(shards)), dtype=np.int64)
-        columns[0], columns[2] = shards, self._length
-        columns[1] = self._gatherer.starts(shards, self._numbers[own])
-        return columns.T
-
-
-class _Joined(Selection):
-    """Rows that join pieces.
-
-    Args:
-        starts, sizes: `(k,)` each, of the pieces: places in `MEMORY` and bytes.
-        rows: that the pieces make.
-        fills: memory of the rows' ends, which lives as long as the selection.
-    """
-
-    def __init__(
-        self,
-        gatherer: Gatherer,
-        shard_numbers: NDArray[np.unsignedinteger],
-        starts: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        dtype: np.dtype[np.integer],
-        rows: Pieces,
-        fills: Sequence[NDArray[np.integer]],
-        extents: Extents | None,
-    ) -> None:
-        super().__init__(gatherer, shard_numbers, dtype, extents)
-        self._starts, self._sizes, self._borders, self._fills = starts, sizes, rows.borders, fills
-        self._row_tokens = int(rows.places[:, 2].sum()) // max(1, rows.num_rows)
-        arrays = shard_numbers, starts, sizes, rows.borders
-        self.num_bytes = sum(each.nbytes for each in arrays)
-
-    def first_shards(self, part: slice) -> NDArray[np.unsignedinteger]:
-        """See `Selection.first_shards`."""
-        own = np.flatnonzero(self._shard_numbers < len(self._gatherer.shards))
-        return self._shard_numbers[own[own.searchsorted(self._borders[:-1][part])]]
-
-    def _own(self, part: slice) -> slice:
-        start, stop, _ = part.indices(len(self._borders) - 1)
-        return slice(int(self._borders[start]), int(self._borders[max(start, stop)]))
-
-    def _copy(self, part: slice, own: slice) -> NDArray[np.integer]:
-        gatherer, starts = self._gatherer, self._starts[own]
-        stops = starts + self._sizes[own]
-        num_rows = len(self._borders[:-1][part])
-        row_bytes = self._row_tokens * self._dtype.itemsize
-        bounds = zip(starts.tolist(), stops.tolist(), strict=True)
-        if num_rows * row_bytes <= _JOINED_BYTES and all(s.dtype == self._dtype for s in gatherer.spans):
-            touch(starts, stops)
-            tokens = np.frombuffer(b"".join([MEMORY[begin:end] for begin, end in bounds]), self._dtype)
-        else:
-            dtypes = [*(shard.dtype for shard in gatherer.shards), self._dtype]
-            shards = self._shard_numbers[own].tolist()
-            arrays: list[NDArray[Any]] = [
-                np.frombuffer(MEMORY[begin:end], dtypes[shard])
-                for shard, (begin, end) in zip(shards, bounds, strict=True)
-            ]
-            tokens = np.concatenate([np.empty(0, self._dtype), *arrays], dtype=self._dtype, casting="unsafe")
-        return tokens.reshape(num_rows, self._row_tokens)
-
-    def _places(self, own: slice) -> NDArray[np.int64]:
-        shards = self._shard_numbers[own].astype(np.int64)
-        shards[shards == len(self._gatherer.shards)] = NO_SHARD
-        return self._gatherer.tokens_at(shards, self._starts[own], self._sizes[own])

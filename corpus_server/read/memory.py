@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Sequence
+from functools import lru_cache
 from mmap import PAGESIZE
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from corpus_server.pieces import expanded
 
 
 class Reads:
@@ -80,41 +78,29 @@ class Mapped(Protocol):
         """Tell whether the page cache holds one."""
 
 
-class Span:
-    """The address range that holds all shards of one token type and alignment."""
+_ADDRESSES: Final = 1 << 48
+"""Linux gives no higher ones unasked."""
 
-    def __init__(self, shards: Sequence[Mapped]) -> None:
-        self.dtype: np.dtype[np.integer] = shards[0].dtype
-        mapped = [shard for shard in shards if shard.num_tokens]
-        self.lowest = min((shard.address for shard in mapped), default=0)
-        size = self.dtype.itemsize
-        self.end = max((shard.address + shard.num_tokens * size for shard in mapped), default=0)
-
-    def addresses(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Return byte addresses of tokens, numbered from the lowest map."""
-        return np.uint64(self.lowest) + numbers.astype(np.uint64) * np.uint64(self.dtype.itemsize)
-
-
-def strided(lowest: int, end: int, dtype: np.dtype[Any], length: int | None = None) -> NDArray[Any]:
-    """Return the view `(starts, length)` whose row k begins k tokens after `lowest`; `(tokens,)` without.
-
-    Memory between the maps is in the view, and never indexed.
-    """
-    num_tokens = (end - lowest) // dtype.itemsize
-    described = {
-        "version": 3,
-        "data": (lowest, True),
-        "shape": (num_tokens,) if length is None else (num_tokens - length + 1, length),
-        "strides": (dtype.itemsize,) * (1 if length is None else 2),
-        "typestr": dtype.str,
-    }
-    return np.asarray(SimpleNamespace(__array_interface__=described))
-
-
-_BYTES = strided(PAGESIZE, 1 << 48, np.dtype(np.uint8))  # to the highest address that Linux gives unasked
-
-MEMORY: Final = _BYTES.data
+MEMORY: Final = np.asarray(
+    SimpleNamespace(
+        __array_interface__={
+            "version": 3,
+            "data": (PAGESIZE, True),
+            "shape": (_ADDRESSES - PAGESIZE,),
+            "typestr": "|u1",
+        }
+    )
+).data
 """All memory of the process but the first page; read only where a map or an array lies."""
+
+_BLOCK_BITS: Final = 8
+_BLOCK: Final = 1 << _BLOCK_BITS
+"""Bytes that are copied at once of ranges that differ in size; 128 and 512 take 1.1 times as long."""
+
+BEYOND: Final = _BLOCK - 1
+"""Bytes that may be read behind a range; their content does not matter."""
+
+_MAX_ITEM: Final = 2**63 // _ADDRESSES - 1  # bytes of an item of all memory: NumPy's limit
 
 
 def places_in(*addresses: int) -> NDArray[np.int64]:
@@ -122,17 +108,78 @@ def places_in(*addresses: int) -> NDArray[np.int64]:
     return np.array(addresses, dtype=np.int64) - PAGESIZE
 
 
-def touch(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-    """Read a byte of each page of ranges of `MEMORY`.
+def addresses_of(places: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the addresses of places in `MEMORY`."""
+    return (places + PAGESIZE).astype(np.uint64)
 
-    NumPy releases the GIL meanwhile, so that nobody else waits for the disk.
+
+def copied(
+    starts: NDArray[np.int64], sizes: NDArray[np.int64] | int, safe: NDArray[np.int64] | int = 0
+) -> NDArray[np.uint8]:
+    """Return ranges of `MEMORY` one after another. NumPy releases the GIL while it copies.
+
+    Ranges of one size are items of memory that may begin at any byte, copied by an index. Others are made of
+    such items of 256 bytes, which lie on a grid in the result:
+
+        ranges     aaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbccc
+        grid       aaaaaaaa|aaaaaaa?|bbbbbbbb|bbbbbbb?|b????       an item holds what follows where it begins
+        begins                     |bbbbbbbb               |ccc?
+
+    Then 256 bytes from the begin of each range on are copied again, range by range: what is wrong in the grid
+    lies there, and so does what a shorter range has too much before the next one.
+
+    Args:
+        starts: `(k,)`, places.
+        sizes: `(k,)` bytes, or those of each.
+        safe: `(k,)`, or of all: where a range may end of which `BEYOND` more bytes may be read. Of others no
+            page is touched but their own.
     """
-    if not (held := stops > starts).all():
-        starts, stops = starts[held], stops[held]
-    lasts = stops - 1
-    _BYTES.take(starts)
-    _BYTES.take(lasts)
-    first = starts // PAGESIZE + 1
-    between = lasts // PAGESIZE - first
-    if (large := np.flatnonzero(between > 0)).size:
-        _BYTES.take(expanded(first[large], between[large])[1] * PAGESIZE)
+    if isinstance(sizes, int):
+        if 0 < sizes <= _MAX_ITEM:
+            return np.asarray(_items(sizes)[starts].view(np.uint8))
+        sizes = np.full(starts.shape, sizes)
+    if not sizes.all():
+        some = sizes > 0
+        starts, sizes, safe = starts[some], sizes[some], safe if isinstance(safe, int) else safe[some]
+    if not starts.size:
+        return np.empty(0, np.uint8)
+    ends = sizes.cumsum()
+    begins = ends - sizes
+    lines = ends + BEYOND >> _BLOCK_BITS  # of the grid: before how many items each range ends
+    counts = lines.copy()
+    counts[1:] -= lines[:-1]
+    counts[-1] += 1  # what is copied again may end behind the grid
+    grid = (starts - begins).repeat(counts)
+    grid += np.arange(0, grid.size << _BLOCK_BITS, _BLOCK)
+    stops, again = starts + sizes, starts
+    close = np.flatnonzero(stops > safe)
+    if close.size and (close := close[-stops[close] & PAGESIZE - 1 < BEYOND]).size:
+        limits = (stops[close] - 1 | PAGESIZE - 1) - BEYOND  # an item from there on ends with the page
+        again = starts.copy()
+        again[close] = np.minimum(starts[close], limits)
+        its = begins[close] <= (at := lines[close] - 1) << _BLOCK_BITS
+        grid[at[its]] = np.minimum(grid[at[its]], limits[its])
+    grid[-1] = grid[0]
+    items = _items(_BLOCK)
+    result = items[grid].view(np.uint8)
+    anywhere = np.ndarray(result.size - _BLOCK + 1, items.dtype, result, 0, (1,))
+    anywhere[begins] = items[again]
+    if close.size:
+        is_long = sizes[close] >= _BLOCK
+        long, short = close[is_long], close[~is_long]
+        anywhere[ends[long] - _BLOCK] = items[stops[long] - _BLOCK]
+        for begin, end, start in zip(*(each[short].tolist() for each in (begins, ends, starts)), strict=True):
+            result.data[begin:end] = MEMORY[start : start + end - begin]
+    return np.asarray(result[: ends[-1]])
+
+
+def safe_ends(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where ranges may end that may be read beyond, if memory holds what ends at places."""
+    ends: NDArray[np.int64] = (places - 1 | PAGESIZE - 1) + 1 - BEYOND
+    return ends
+
+
+@lru_cache(maxsize=256)
+def _items(size: int) -> NDArray[np.void]:
+    """Return the view of memory whose item k is the `size` bytes from place k on."""
+    return np.ndarray(_ADDRESSES - PAGESIZE - size + 1, np.dtype((np.void, size)), MEMORY, 0, (1,))

@@ -128,7 +128,7 @@ def test_masks_are_read_ahead_with_their_tokens_and_nothing_where_there_is_none(
 ) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        gather, "read_ahead", lambda at, sizes: asked.extend((each, int(sizes)) for each in at.tolist())
+        gather, "read_ahead", lambda at, sizes: asked.extend(zip(at.tolist(), sizes.tolist(), strict=True))
     )
     bound = bind(catalog, "shuffle", "some")
     bound.read_ahead(np.array([[0, 5], [2, 10]]), 17)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -162,3 +165,56 @@ def test_a_change_during_the_copy_is_found_after_it(
         selection.read(slice(1, 2))
     with pytest.raises(CorpusChanged, match=r"1\.bin"):
         selection.check_unchanged(slice(0, 2))
+
+
+FENCED = 9  # pages, of which none may be touched but 1, 2, 4, 5 and 7
+
+
+@pytest.fixture(scope="module")
+def fenced() -> Iterator[Gatherer]:
+    """Three shards, each of whole pages, with pages before and behind that end the process if touched."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, FENCED * page)
+    tokens = np.frombuffer(memory, np.uint16)
+    tokens[:] = some_tokens(len(tokens))
+    libc, first = ctypes.CDLL(None, use_errno=True), tokens.ctypes.data
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    fences = [first + number * page for number in (0, 3, 6, 8)]
+    assert not any(libc.mprotect(fence, page, 0) for fence in fences)
+    file = SimpleNamespace(check_unchanged=lambda: None)
+    shards = [
+        SimpleNamespace(
+            file=file,
+            data_offset=0,
+            dtype=UINT16,
+            num_tokens=pages * page // 2,
+            address=first + number * page,
+            is_resident=lambda _: True,
+        )
+        for number, pages in ((1, 2), (4, 2), (7, 1))
+    ]
+    yield Gatherer(shards)
+    assert not any(libc.mprotect(fence, page, mmap.PROT_READ) for fence in fences)
+
+
+@settings(max_examples=300, deadline=None)
+@given(is_cold=st.booleans(), mean=st.sampled_from([1, 20, 128, 400, 1000]), seed=st.integers(0, 2**32))
+def test_no_page_is_touched_but_those_of_the_pieces(
+    fenced: Gatherer, is_cold: bool, mean: int, seed: int
+) -> None:
+    """Many pieces begin or end at a page's edge, or a token beside it."""
+    draw, page_tokens = np.random.default_rng(seed), mmap.PAGESIZE // 2
+    shards = draw.integers(0, 3, 60)
+    sizes = np.array([each.num_tokens for each in fenced.shards])[shards]
+    counts = np.minimum(draw.geometric(1 / mean, 60), sizes)
+    edges = draw.integers(0, 3, 60) * page_tokens + draw.integers(-1, 2, 60)
+    starts = np.where(draw.random(60) < 0.5, edges - counts, edges)
+    starts = np.clip(np.where(draw.random(60) < 0.3, draw.integers(0, 5000, 60), starts), 0, sizes - counts)
+    fenced.cold = is_cold
+    rows = Pieces(np.stack((shards, starts, counts), axis=1), np.array([0, 60]))
+    its = fenced.select(rows, UINT16).read(slice(0, 1))
+    memory = [
+        np.frombuffer((ctypes.c_char * (2 * each.num_tokens)).from_address(each.address), np.uint16)
+        for each in fenced.shards
+    ]
+    assert (its == naive(memory, rows, int(counts.sum()), [0])).all()
