@@ -291,25 +291,24 @@ def silent() -> Iterator[ReferenceServer]:
 def test_a_process_ends_promptly_after_an_exception(
     where: str, silent: ReferenceServer, black_hole: str
 ) -> None:
-    """While the fetcher waits for a response, or for a connection: for a minute, and it is not waited for."""
+    """While the fetcher waits for a response, or for a connection: for a day, and it is not waited for."""
     code = f"""
 import time, threading
-from corpus_client import CorpusLoader
+from corpus_client import CorpusLoader, Network
 from corpus_client.network import options
 from corpus_client.staging import fetcher
-options.CONNECT_SECONDS = fetcher.JOIN_SECONDS = 60.0
-loader = CorpusLoader({silent.url!r}, corpus="web", seq_len=16, global_batch_size=12, device="cpu")
+options.CONNECT_SECONDS = fetcher.JOIN_SECONDS = DAY = 86_400.0
+endless = Network(deadline_seconds=5 * DAY, progress_seconds=DAY)
+loader = CorpusLoader(
+    {silent.url!r}, corpus="web", seq_len=16, global_batch_size=12, device="cpu", network=endless
+)
 if {where!r} == "connect":
     connect = loader._connect
     loader._connect = type(connect)(connect.func, ({black_hole!r},), *connect.args[1:])
 threading.Thread(target=lambda: next(loader), daemon=True).start()
 time.sleep(0.5)
-print(time.monotonic(), flush=True)
 raise ValueError("the model's own mistake")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    seconds = time.monotonic() - float(done.stdout)
-    print(f"ended after {seconds:.2f} s")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "the model's own mistake" in done.stderr
     assert done.returncode == 1
-    assert seconds < 40
