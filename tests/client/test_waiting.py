@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import logging
+import select
 import signal
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
 from corpus_client import CorpusLoader, errors
 from corpus_client.network import pool
-from tests.client.network.scripted import ScriptedServer
 from tests.client.reference_server import Fault, ReferenceServer
-from tests.serving import environment, wait_until
+from tests.serving import environment
 
 ENDLESS = """
 import json, logging, signal, sys
 from corpus_client import CorpusLoader, Network
-from corpus_client.network import pool, replica
+from corpus_client.network import options, pool, replica
+from corpus_client.staging import fetcher
 
 # Nothing but a signal ends a wait here: the next attempt, line of the log and deadline are a day away.
 DAY = 86_400.0
 replica.BACKOFF_FIRST_SECONDS = replica.BACKOFF_LAST_SECONDS = pool.TELL_SECONDS = DAY
-network = Network(deadline_seconds=DAY, reach_seconds=DAY, progress_seconds=DAY)
+options.CONNECT_SECONDS = fetcher.JOIN_SECONDS = DAY
+network = Network(deadline_seconds=5 * DAY, reach_seconds=DAY, progress_seconds=DAY)
 
 class Waits(logging.Handler):
     def emit(self, record):
@@ -104,30 +107,36 @@ def test_the_first_signal_ends_a_loop_that_waits(
     server.start()  # for the fixture's end
 
 
+def asked(listener: socket.socket) -> list[socket.socket]:
+    """Accept connections until one of them has brought a question; return them."""
+    peers: list[socket.socket] = []
+    while True:
+        readable, _, _ = select.select([listener, *peers], [], [])
+        if readable != [listener]:
+            return peers
+        peers.append(listener.accept()[0])
+
+
 @pytest.mark.parametrize("silent", [False, True], ids=["nobody listens", "a question in flight"])
-def test_the_first_interrupt_ends_a_loader_that_is_being_made(
-    request: pytest.FixtureRequest, silent: bool
-) -> None:
-    """A question in flight is never answered while the process lives."""
-    ended = threading.Event()
-    server = ScriptedServer([ended])
-    request.addfinalizer(server.close)
-    if not silent:
-        server.close()
-    with subprocess.Popen(
-        [sys.executable, "-c", ENDLESS + CONSTRUCT, server.url],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    ) as process:
+def test_the_first_interrupt_ends_a_loader_that_is_being_made(silent: bool) -> None:
+    """A question in flight is never answered."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        if not silent:
+            listener.close()
+        command = [sys.executable, "-c", ENDLESS + CONSTRUCT, url]
+        process = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+        )
         if silent:
-            wait_until(lambda: server.requests, "nothing was asked")
+            for peer in asked(listener):
+                stack.callback(peer.close)
         else:
             assert said(process) == "waits"
         process.send_signal(signal.SIGINT)
-        # Beside a question in flight the log may have said by now that the loader waits.
-        assert next(line for line in iter(lambda: said(process), "") if line != "waits") == "ended"
-    ended.set()
+        assert said(process) == "ended"
+        process.wait()
 
 
 @pytest.mark.parametrize("when", ["made", "asked for a batch"])
