@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,9 +250,10 @@ def test_a_phrase_that_stands_everywhere_is_not_listed_everywhere(tmp_path: Path
 SENTENCE = "the quick brown fox jumps over the lazy dog and runs away from all the cats of this town"
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Path:
-    """A corpus of bytes: five documents, the fourth of which is hostile."""
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of bytes, to be copied: five documents, the fourth of which is hostile."""
+    folder = tmp_path_factory.mktemp("built")
     documents = [
         "What is the capital of the old kingdom by the sea? " + SENTENCE,
         SENTENCE[::-1],
@@ -261,12 +263,18 @@ def web(tmp_path: Path) -> Path:
         "Again: What is the capital of the old kingdom by the sea?",
     ]
     lines = "".join(json.dumps({"text": each}) + "\n" for each in documents)
-    (tmp_path / "web.jsonl").write_text(lines)
+    (folder / "web.jsonl").write_text(lines)
     made = run_here(
-        "build", tmp_path / "web.jsonl", "--tokenizer", "bytes", "--eot", "0", "--out", tmp_path / "web"
+        "build", folder / "web.jsonl", "--tokenizer", "bytes", "--eot", "0", "--out", folder / "web"
     )
     assert made.returncode == 0, made.stderr
-    return tmp_path / "web"
+    return folder / "web"
+
+
+@pytest.fixture
+def web(built: Path, tmp_path: Path) -> Path:
+    """A copy of the test's own, because a build takes half a second of CPU."""
+    return Path(shutil.copytree(built, tmp_path / "web"))
 
 
 def test_the_way_from_a_benchmark_to_a_corpus_without_it(web: Path, tmp_path: Path) -> None:
