@@ -231,7 +231,7 @@ def test_packages_are_those_that_the_projects_declare() -> None:
     for project in (".", "client"):
         declared = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]["dependencies"]
         assert {Requirement(line).name for line in declared} <= names
-    assert {"typer", "rich", "threadpoolctl", "pytest", "pytest-timeout", "hypothesis"} <= names
+    assert {"typer", "rich", "pytest", "pytest-timeout", "hypothesis"} <= names
     assert "torch" not in names
 
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 EXTRAS = {"typer": "tools", "rich": "tools"}
 """What all commands import, and which extra of `corpus-client` installs it."""
-WITH_TORCH = {"torch": "torch", "threadpoolctl": "torch"}
+WITH_TORCH = {"torch": "torch"}
 """What those import, too, that measure `CorpusLoader`."""
 MEASURING = ("bench", "doctor", "transfer")
 

@@ -111,7 +111,7 @@ def test_the_connection_on_which_something_came_is_found(
 
 WINDOWS = """
     import ctypes, json, mmap, os, select, selectors, socket, sys, types
-    import asyncio, httpx, numpy, ssl, subprocess, tempfile, torch, torch.utils.data, threadpoolctl, xxhash
+    import asyncio, httpx, numpy, ssl, subprocess, tempfile, torch, torch.utils.data, xxhash
     for module, name in {absent!r}:
         vars(sys.modules[module]).pop(name, None)
     for name in [name for name in vars(os) if name.startswith(("getuid", "fork", "register_at_fork"))]:

@@ -1,11 +1,8 @@
 """Copy rows of local shards straight into the memory that the device reads.
 
-All maps lie in one address space, so windows of any number of shards of one type are rows of one strided
-view. Torch copies rows to where they belong; NumPy's fancy index would make an array of its own first, and
-copying that on costs half as much again.
-
-One thread copies. Torch's others would spin between two gathers, and take the cores from the server and the
-model: on two cores, both of them brought a fifth of one's throughput at times.
+All maps lie in one address space, so windows of any number of shards of one type are items of one memory,
+which may begin at any byte: NumPy copies them by an index, some at a time, which stay in the cache until they
+are at their places.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from corpus_client import errors
 from corpus_client.network.control import ShardDescription
@@ -34,20 +30,16 @@ MAX_OPEN_FILES = 1 << 20
 NO_SHARD = -1
 """Stands for a shard's number at the end of a row that a token id fills."""
 
-PIECE_BYTES = 256 << 10
-"""Where shards are of several types: NumPy's temporary copy of a piece stays in the cache."""
+PIECE_BYTES = 512 << 10
+"""That are copied at once."""
 
 CHUNK_TOKENS = 256
 """Of pieces of rows: half or twice as many take a tenth longer for documents of some hundred tokens."""
 
-CHUNKS_AT_ONCE = 512
-"""Of pieces of rows; they stay in the cache until they are at their places."""
-
 _CHANGED = "close all loaders of this path, and make them anew"
 """What to do where the server that a loader started reads the same file: it has the file as it was then."""
 
-_SIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16), 4: np.dtype(np.int32)}
-"""By itemsize: torch cannot index every unsigned type, and a copy does not look at the sign."""
+_MOST_ITEM_BYTES = 2**63  # of an item, times the items: NumPy's limit
 
 
 class LocalShard:
@@ -140,26 +132,20 @@ class Gatherer:
 
     Args:
         row_tokens: tokens of a row.
-        window: tokens of a window that is copied as a whole.
     """
 
-    def __init__(self, shards: Sequence[LocalShard], row_tokens: int, *, window: int | None = None) -> None:
+    def __init__(self, shards: Sequence[LocalShard], row_tokens: int) -> None:
         self._shards = shards
         self._row_tokens = row_tokens
-        self._window = row_tokens if window is None else window
         self._num_tokens = np.array([len(shard.tokens) for shard in shards], np.int64)
         self._numbers = self._starts = np.empty(0, np.int64)
-        self._first_token = np.zeros(len(shards), np.int64)  # of each shard in the view of all
-        self._all_windows = self._view_of_all()
-        try:  # imported here: whoever brings their own torch needs threadpoolctl for local copies only
-            from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
-        except ModuleNotFoundError as error:
-            raise errors.InvalidArgument(
-                "a local copy of the shards needs threadpoolctl, which is not installed; "
-                "pip install 'corpus-client[torch]'"
-            ) from error
-        # OpenMP counts its threads for each thread that calls it: nobody else is limited.
-        self._openmp = ThreadpoolController().select(user_api="openmp")
+        addresses = np.array([shard.address for shard in shards], np.int64)
+        ends = addresses + [shard.tokens.nbytes for shard in shards]
+        self._first_byte = addresses - addresses.min()  # of each shard in the memory of all
+        # What lies between the maps is never read, and nothing is written.
+        all_bytes = (ctypes.c_char * int(ends.max() - addresses.min())).from_address(int(addresses.min()))
+        self._memory = memoryview(all_bytes).cast("B")
+        self._dtypes = {shard.tokens.dtype for shard in shards}
 
     def select(self, indices: Indices) -> int:
         """Choose the rows that `gather` copies; return their number.
@@ -179,8 +165,7 @@ class Gatherer:
         touched = np.flatnonzero(np.bincount(self._numbers[part])).tolist()
         for number in touched:
             self._shards[number].check_unchanged()
-        with self._openmp.limit(limits=1):
-            self._fill(part, first, out)
+        self._fill(part, first, out)
         for number in touched:
             # After the copy: a file that was truncated under it reads zeros, not an error.
             self._shards[number].check_unchanged()
@@ -203,42 +188,41 @@ class Gatherer:
         return slice(first, first + num_rows)
 
     def _fill(self, part: slice, first: int, out: Tokens) -> None:
-        self._copy(self._numbers[part], self._starts[part], out)
+        rows = out.reshape(-1).view(np.dtype((np.void, self._row_tokens * out.itemsize)))
+        self._copy(self._numbers[part], self._starts[part], out.dtype, rows)
 
-    def _copy(self, numbers: Indices, starts: Indices, out: Tokens) -> None:
-        """Copy windows, `(k, window)`."""
-        if self._all_windows is not None and self._shards[0].tokens.dtype == out.dtype:
-            rows = torch.from_numpy(self._first_token[numbers] + starts)
-            into = torch.from_numpy(out.view(_SIGNED[out.itemsize]))
-            torch.index_select(self._all_windows, 0, rows, out=into)
-            return
-        rows_at_once = max(1, PIECE_BYTES // (self._window * out.itemsize))
+    def _copy(
+        self,
+        numbers: Indices,
+        starts: Indices,
+        dtype: np.dtype[np.integer],
+        out: npt.NDArray[np.void],
+        into: Indices | None = None,
+    ) -> None:
+        """Copy windows as long as an item to items, one after another, or to these: later ones lie above."""
+        windows_at_once = max(1, PIECE_BYTES // out.itemsize)
+        for at in range(0, len(starts), windows_at_once):
+            some = slice(at, at + windows_at_once)
+            windows = self._windows(numbers[some], starts[some], dtype, out.itemsize)
+            out[some if into is None else into[some]] = windows.view(out.dtype)
+
+    def _windows(
+        self, numbers: Indices, starts: Indices, dtype: np.dtype[np.integer], size: int
+    ) -> npt.NDArray[Any]:
+        """Return windows of so many bytes of a type one after another, as bytes or as numbers."""
+        if self._dtypes == {dtype} and size * len(self._memory) < _MOST_ITEM_BYTES:
+            items = _items(self._memory, size)
+            return np.asarray(items[self._first_byte[numbers] + starts * dtype.itemsize])
+        found = np.empty((len(numbers), size // dtype.itemsize), dtype)
         for number in np.unique(numbers).tolist():
-            windows = np.lib.stride_tricks.sliding_window_view(self._shards[number].tokens, self._window)
-            (places,) = np.nonzero(numbers == number)
-            for at in range(0, len(places), rows_at_once):
-                piece = places[at : at + rows_at_once]
-                out[piece] = windows[starts[piece]]
+            its, tokens = numbers == number, self._shards[number].tokens
+            found[its] = np.lib.stride_tricks.sliding_window_view(tokens, found.shape[1])[starts[its]]
+        return found.reshape(-1)
 
-    def _view_of_all(self) -> torch.Tensor | None:
-        """Return the addresses that hold all shards, as rows of windows.
 
-        None: the shards differ in type or alignment, or lie too far apart.
-        """
-        kinds = {(shard.tokens.dtype, shard.address % shard.tokens.itemsize) for shard in self._shards}
-        if len(kinds) != 1 or not all(len(shard.tokens) for shard in self._shards):
-            return None
-        ((dtype, _),) = kinds
-        lowest = min(shard.address for shard in self._shards)
-        num_bytes = max(shard.address + shard.tokens.nbytes for shard in self._shards) - lowest
-        num_tokens = num_bytes // dtype.itemsize
-        if num_tokens < self._window or num_tokens * self._window >= 2**62:
-            return None
-        self._first_token[:] = [(shard.address - lowest) // dtype.itemsize for shard in self._shards]
-        # What lies between the maps is never read, and nothing is written.
-        memory = memoryview((ctypes.c_char * num_bytes).from_address(lowest))
-        tokens = torch.from_numpy(np.frombuffer(memory, _SIGNED[dtype.itemsize]))
-        return tokens.as_strided((num_tokens - self._window + 1, self._window), (1, 1))
+def _items(memory: memoryview, size: int) -> npt.NDArray[np.void]:
+    """Return the view of memory whose item k is the `size` bytes from byte k on."""
+    return np.ndarray(max(0, len(memory) - size + 1), np.dtype((np.void, size)), memory, 0, (1,))
 
 
 class PieceGatherer(Gatherer):
@@ -250,7 +234,7 @@ class PieceGatherer(Gatherer):
     """
 
     def __init__(self, shards: Sequence[LocalShard], row_tokens: int) -> None:
-        super().__init__(shards, row_tokens, window=CHUNK_TOKENS)
+        super().__init__(shards, row_tokens)
         self._counts = self._begins = np.empty(0, np.int64)  # begins: in all rows laid end to end
         self._ends = np.empty((0, 3), np.int64)  # of rows: begin, stop, token id
 
@@ -294,20 +278,15 @@ class PieceGatherer(Gatherer):
         num_chunks, skipped = reach // CHUNK_TOKENS, reach.cumsum() - reach
         steps = np.arange(0, reach.sum(), CHUNK_TOKENS)
         chunks, into = (np.repeat(each - skipped, num_chunks) + steps for each in (starts, begins))
-        of_shard = np.repeat(numbers, num_chunks)
-        shape = (max(0, flat.size - CHUNK_TOKENS + 1), CHUNK_TOKENS)
-        places = np.lib.stride_tricks.as_strided(flat, shape, flat.strides * 2)
-        copied = np.empty((min(len(chunks), CHUNKS_AT_ONCE), CHUNK_TOKENS), out.dtype)
-        for at in range(0, len(chunks), CHUNKS_AT_ONCE):
-            some = slice(at, at + CHUNKS_AT_ONCE)
-            target = copied[: len(chunks[some])]
-            self._copy(of_shard[some], chunks[some], target)
-            places[into[some]] = target
+        anywhere = _items(out.data.cast("B"), CHUNK_TOKENS * out.itemsize)
+        self._copy(np.repeat(numbers, num_chunks), chunks, out.dtype, anywhere, into * out.itemsize)
         for each in np.flatnonzero(leads_out).tolist():
             done, count = int(reach[each]), int(counts[each])
             begin, start = int(begins[each]), int(starts[each])
             tokens = self._shards[int(numbers[each])].tokens
             flat[begin + done : begin + count] = tokens[start + done : start + count]
         low, high = self._ends[:, 0].searchsorted((before, before + flat.size)).tolist()
-        for begin, stop, token in self._ends[low:high].tolist():
-            flat[begin - before : stop - before] = token
+        begins, stops, tokens = self._ends[low:high].T
+        counts = stops - begins
+        places = np.repeat(begins - before - (counts.cumsum() - counts), counts)
+        flat[places + np.arange(places.size)] = np.repeat(tokens, counts)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 
 from corpus_client import errors
 from corpus_client.network.control import ShardDescription
@@ -34,24 +31,22 @@ def shard_of(tokens: np.ndarray, path: Path, offset: int = 0) -> LocalShard:
     return LocalShard(path, described)
 
 
-SHARDS = {  # and whether all lie in one view
-    "one": ([("uint16", 5000, 0)], True),
-    "one-window": ([("uint16", 101, 0)], True),
-    "several": ([("uint16", 5000, 0), ("uint16", 3000, 8), ("uint16", 101, 0)], True),
-    "bytes": ([("uint8", 4000, 0), ("uint8", 3000, 3)], True),
-    "four-bytes": ([("uint32", 4000, 0), ("uint32", 3000, 4)], True),
-    "signed": ([("int32", 4000, 0)], True),
-    "odd-offset": ([("uint16", 5000, 0), ("uint16", 3000, 3)], False),
-    "two-types": ([("uint16", 5000, 0), ("uint32", 3000, 0)], False),
-    "an-empty-one": ([("uint16", 0, 0), ("uint16", 3000, 0)], False),
+SHARDS = {
+    "one": [("uint16", 5000, 0)],
+    "one-window": [("uint16", 101, 0)],
+    "several": [("uint16", 5000, 0), ("uint16", 3000, 8), ("uint16", 101, 0)],
+    "bytes": [("uint8", 4000, 0), ("uint8", 3000, 3)],
+    "four-bytes": [("uint32", 4000, 0), ("uint32", 3000, 4)],
+    "signed": [("int32", 4000, 0)],
+    "odd-offset": [("uint16", 5000, 0), ("uint16", 3000, 3)],
+    "two-types": [("uint16", 5000, 0), ("uint32", 3000, 0)],
+    "an-empty-one": [("uint16", 0, 0), ("uint16", 3000, 0)],
 }
 
 
 @pytest.mark.parametrize("window", [1, 101])
-@pytest.mark.parametrize(("kinds", "one_view"), SHARDS.values(), ids=SHARDS)
-def test_equals_slicing(
-    tmp_path: Path, kinds: Sequence[tuple[str, int, int]], one_view: bool, window: int
-) -> None:
+@pytest.mark.parametrize("kinds", SHARDS.values(), ids=SHARDS)
+def test_equals_slicing(tmp_path: Path, kinds: Sequence[tuple[str, int, int]], window: int) -> None:
     """The last windows of every shard among them, and more than one piece of them."""
     draw = np.random.default_rng(0)
     arrays = [draw.integers(0, np.iinfo(dtype).max, n, dtype, endpoint=True) for dtype, n, _ in kinds]
@@ -61,18 +56,16 @@ def test_equals_slicing(
             for number, (array, (_, _, offset)) in enumerate(zip(arrays, kinds, strict=True))
         ]
         fitting = [number for number, array in enumerate(arrays) if len(array) >= window]
-        numbers = draw.choice(fitting, 3000)
+        numbers = draw.choice(fitting, 6000)
         last = np.array([len(arrays[number]) - window for number in numbers])
         starts = draw.integers(0, last + 1)
         starts[:200] = last[:200]
         dtype = np.result_type(*(array.dtype for array in arrays))
-        out = np.zeros((3000, window), dtype)
+        out = np.zeros((6000, window), dtype)
         gatherer = Gatherer(shards, window)
-        assert gatherer.select(np.stack([numbers, starts], axis=1)) == 3000
-        with patch.object(torch, "index_select", wraps=torch.index_select) as select:
-            for first, stop in ((0, 1000), (1000, 3000)):
-                gatherer.gather(first, out[first:stop])
-        assert select.call_count == (2 if one_view else 0)
+        assert gatherer.select(np.stack([numbers, starts], axis=1)) == 6000
+        for first, stop in ((0, 1000), (1000, 6000)):
+            gatherer.gather(first, out[first:stop])
         assert window == 1 or out.nbytes > PIECE_BYTES
         for number, start, row in zip(numbers, starts, out, strict=True):
             assert np.array_equal(row, arrays[number][start : start + window])
@@ -90,7 +83,7 @@ def test_tokens_are_widened_where_other_corpora_of_the_plan_need_it(tmp_path: Pa
 
 @pytest.mark.parametrize("row_tokens", [1, 256, 700])
 @pytest.mark.parametrize("mean", [1, 60, 400])
-@pytest.mark.parametrize("kinds", [kinds for kinds, _ in SHARDS.values()], ids=SHARDS)
+@pytest.mark.parametrize("kinds", SHARDS.values(), ids=SHARDS)
 def test_rows_of_pieces_equal_a_loop_over_them(
     tmp_path: Path, kinds: Sequence[tuple[str, int, int]], mean: int, row_tokens: int
 ) -> None:
@@ -224,7 +217,7 @@ def test_a_window_that_is_longer_than_every_shard_is_nowhere(tmp_path: Path) -> 
 
 
 def test_shards_that_lie_too_far_apart_for_one_view_are_copied_one_after_another(tmp_path: Path) -> None:
-    """Torch counts the elements of a view in 63 bits: 2^45 windows of 2^17 tokens."""
+    """NumPy counts the bytes of an array in 63 bits: 2^46 windows of 2^18 bytes."""
     tokens = np.arange(2**17 + 1, dtype="uint32").astype("uint16")
     with (
         closing(shard_of(tokens, tmp_path / "a.bin")) as near,
@@ -248,46 +241,6 @@ def test_a_cold_window_brings_no_more_than_itself(tmp_path: Path) -> None:
         assert "rr" in flags.split()
 
 
-def test_without_threadpoolctl_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
-    with (
-        closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard,
-        pytest.raises(errors.InvalidArgument) as caught,
-    ):
-        Gatherer([shard], 10)
-    assert str(caught.value) == (
-        "a local copy of the shards needs threadpoolctl, which is not installed; "
-        "pip install 'corpus-client[torch]'"
-    )
-
-
-def test_one_thread_copies_and_nobody_else_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Torch's other threads would spin beside the training loop between two gathers."""
-    select, threads = torch.index_select, {}
-
-    def noted(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
-        threads["here"] = torch.get_num_threads()
-        other = threading.Thread(target=lambda: threads.update(there=torch.get_num_threads()))
-        other.start()
-        other.join()
-        return select(*arguments, out=out)
-
-    monkeypatch.setattr(torch, "index_select", noted)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        with closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard:
-            gatherer = Gatherer([shard], 10)
-            gatherer.select(np.array([(0, 5)]))
-            gatherer.gather(0, np.zeros((1, 10), "uint16"))
-        assert threads == {"here": 1, "there": 3}
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("same", ["size", "time"])
 def test_a_shard_that_changed_is_refused_and_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: str
@@ -300,7 +253,7 @@ def test_a_shard_that_changed_is_refused_and_not_read(
         before = path.stat().st_mtime_ns
         path.write_bytes(bytes(200 if same == "size" else 20))
         os.utime(path, ns=(before, before if same == "time" else before + 1))
-        monkeypatch.setattr(torch, "index_select", Mock(side_effect=AssertionError("it was read")))
+        monkeypatch.setattr(gatherer, "_copy", Mock(side_effect=AssertionError("it was read")))
         with pytest.raises(errors.LocalCopyMismatch) as caught:
             gatherer.gather(0, np.zeros((1, 10), "uint16"))
     assert str(caught.value) == f"{path} changed while it was in use; copy it again"
@@ -313,13 +266,13 @@ def test_a_shard_that_changes_during_the_copy_is_refused(
     with closing(shard_of(np.arange(100, dtype="uint16"), tmp_path / "a.bin")) as shard:
         gatherer = Gatherer([shard], 10)
         gatherer.select(np.array([(0, 0)]))
-        select = torch.index_select
+        copy = gatherer._copy
 
-        def change_and_select(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
+        def change_and_copy(*arguments: Any) -> None:
             (tmp_path / "a.bin").write_bytes(bytes(200))
-            return select(*arguments, out=out)
+            copy(*arguments)
 
-        monkeypatch.setattr(torch, "index_select", change_and_select)
+        monkeypatch.setattr(gatherer, "_copy", change_and_copy)
         with pytest.raises(errors.LocalCopyMismatch, match=r"a\.bin changed"):
             gatherer.gather(0, np.zeros((1, 10), "uint16"))
 
