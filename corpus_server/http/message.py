@@ -85,6 +85,8 @@ class Message:
         at = 0
         while at < len(data) and not self.complete:
             at = self._feed_chunk(data, at)
+            if self.complete:
+                del self._parser
         body, self._body = b"".join(self._body), []
         return body, data[at:]
 
@@ -97,6 +99,7 @@ class Message:
                 raise BadRequest(f"Content-Length must be a number, got {length[:100]!r}")
             self._left = int(length)
             self.complete = not self._left
+            del self._parser  # it holds this object: such circles would wait for the garbage collector
         elif encoding.lower() == "chunked" and self.version == "1.1":
             if self._parser.should_upgrade():  # it would read no chunks
                 self._parser = httptools.HttpRequestParser(self)

@@ -184,8 +184,8 @@ class Budget:
         Raises:
             Overloaded: they are too many now.
         """
-        if self._claim is not None:
-            claim, self._claim = self._claim, None
+        claim, self._claim = self._claim, None
+        if claim is not None:
             claim(num_bytes)
 
     # -- waiting
@@ -275,6 +275,8 @@ class Budget:
             comes_again: the client was told to ask again soon.
         """
         self._has_ended = True
+        # They hold whoever holds this budget: such circles would wait for the garbage collector.
+        self._has_left = self._claim = None
         if self._turn is not None:
             self._turn.wake()
         if (woken := self._wake) is not None:
@@ -295,7 +297,8 @@ class Budget:
             self.end()
 
     def _is_over(self) -> bool:
-        return self._has_ended or (self._has_left is not None and self._has_left())
+        has_left = self._has_left  # another thread may end it meanwhile
+        return self._has_ended or (has_left is not None and has_left())
 
     def _check_seconds(self) -> None:
         used = self._used_seconds + time.thread_time()

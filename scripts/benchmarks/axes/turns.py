@@ -106,10 +106,11 @@ def measure(options: Options) -> Report:
     bounded = [(loops, f"{NOW}, {load}") for load, name in pairs if name == NOW]
     if asked.values:
         bounded.append((asked, max(asked.values, key=lambda what: asked.spread(what, "ran")["median"])))
-    tables = [table for rounds in measured for table in (rounds.table(), rounds.ratio_table(compared))]
+    tables = [rounds.table() for rounds in measured]
+    tables += [rounds.ratio_table(compared) for rounds in (loops, waits) if compared]
     return Report(
         data={rounds.title: rounds.summary() for rounds in measured},
-        tables=[table for table in tables if table.rows],
+        tables=tables,
         targets=[rounds.target(name, "ran", "at most", RAN_MS) for rounds, name in bounded],
     )
 
