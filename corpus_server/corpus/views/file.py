@@ -37,7 +37,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
@@ -71,8 +71,6 @@ _MAGIC: Final = b"CORPVIEW"
 _WITHOUT_LAYERS, _VERSION = 1, 2
 _HEADER: Final = "<8sQQQ"
 _HEADER_BYTES: Final = struct.calcsize(_HEADER)
-_CHECKED_BYTES: Final = 64 << 20
-"""Arrays up to this size are compared with their digest when the view is opened: 10 ms."""
 _AGAIN: Final = "was the copy interrupted? Copy it again, or make it with corpus-server view create"
 
 Multiplicities = NDArray[np.uint8 | np.uint16]
@@ -196,7 +194,7 @@ def _encoded(multiplicities: Multiplicities) -> tuple[str, int, list[np.ndarray]
 
 
 class ViewFile(Closing):
-    """An open view, mapped; checked in O(1) but for the digest of arrays up to 64 MiB.
+    """An open view, mapped; its arrays are compared with their digests: 0.1 s for 10^8 documents.
 
     Raises:
         UnreadableCorpus: it is cut, changed or none.
@@ -250,18 +248,25 @@ class ViewFile(Closing):
                 token, group, ends, checks, reached = _arrays(mapped, at, layers)
                 shape = (-1, SECTIONS)
                 self.layers = Layers(token, group, ends.reshape(shape), checks.reshape(shape), reached)
-            if file.size_bytes <= _CHECKED_BYTES and (problem := self.find_problem()) is not None:
+            if (problem := self.find_problem()) is not None:
                 raise file.unreadable(problem, _AGAIN)
             on_error.pop_all()
 
     def find_problem(self) -> str | None:
         """Compare the arrays with their digest; return what is wrong, or None."""
         digests = self.header.digest, self.header.layers_digest
+        buffer = memoryview(bytearray(1 << 20))
         for (begin, end), digest in zip(pairwise(self._borders), digests, strict=False):
-            parts = (self.file.read(at, min(1 << 20, end - at)) for at in range(begin, end, 1 << 20))
-            if _digest(parts) != digest:
+            if _digest(self._parts(begin, end, buffer)) != digest:
                 return "its arrays differ from the ones written"
         return None
+
+    def _parts(self, begin: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield bytes [begin, end) of the file, each part in the place of the one before."""
+        for at in range(begin, end, len(buffer)):
+            part = buffer[: end - at]
+            self.file.read_into(at, part)
+            yield part
 
     def multiplicities(self, first: Int64Array, count: int) -> Multiplicities:
         """Return those of `count` documents of the corpus from each of `first` on, then 0: `(k, count)`."""
