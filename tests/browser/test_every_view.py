@@ -73,7 +73,7 @@ def test_small_things_of_the_page(opened: Opened, server: RunningServer, plans: 
     size = next(
         each["view"]["size_bytes"] for each in server.get("/v1/corpora").json()["corpora"] if "view" in each
     )
-    expect(card).to_contain_text(f"{size} B")
+    expect(card).to_contain_text(f"size{size / 1000:.1f} kB")
     missing = page.goto(f"{opened.url}/page/nope")
     assert missing is not None
     assert missing.status == 404
