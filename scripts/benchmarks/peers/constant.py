@@ -49,4 +49,5 @@ async def _serve(response: bytes, first: socket.socket, second: socket.socket) -
 
     await asyncio.get_running_loop().create_server(Constant, sock=second)
     config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, server_header=False)
+    config.timeout_keep_alive = 3600  # its connection rests while others have their turn, for above 5 s
     await uvicorn.Server(config).serve(sockets=[first])
