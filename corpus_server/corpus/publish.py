@@ -55,7 +55,8 @@ def publishing_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     `path` must not hold anything, unless `replace` is set: then what it holds is removed.
     """
     temporary = _temporary(path)
-    temporary.mkdir(exist_ok=True)
+    with suppress(FileExistsError):  # `exist_ok` would look again, when somebody may have removed it
+        temporary.mkdir()
     lock = _lock(temporary, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

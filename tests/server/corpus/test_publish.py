@@ -208,7 +208,10 @@ def test_those_who_write_a_folder_and_those_who_remove_it_meet_anywhere(tmp_path
                     fd = os.open(stale, os.O_RDONLY | os.O_DIRECTORY)
                     with contextlib.suppress(BlockingIOError):
                         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        shutil.rmtree(stale, ignore_errors=True)
+                        # The folder of that name may be another one by now, whose writer has its lock.
+                        with contextlib.suppress(FileNotFoundError):
+                            if os.path.samestat(os.fstat(fd), stale.stat()):
+                                shutil.rmtree(stale, ignore_errors=True)
                     os.close(fd)
 
     def write() -> int:
