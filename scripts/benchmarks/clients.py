@@ -208,7 +208,7 @@ class Paced:
         self._loader.seek(self._loader.step)  # hands the loader over to the client's thread
 
     def run(self, start: float) -> dict[str, Any]:
-        """Take every batch when it is due, from `start` on, and close the loader.
+        """Take every batch when it is due, from `start` on.
 
         Returns: rank; seconds of each request and each `next`; how often no batch was there when one was due;
         retries; (step, SHA-256 of the tokens) of the last batch.
@@ -223,10 +223,13 @@ class Paced:
             waits.append(time.perf_counter() - asked)
         last = (batch.step, hashlib.sha256(batch.tokens.numpy().tobytes()).hexdigest())
         retries = self._loader.stats().num_retries
-        self._loader.close()
         requests = [seconds for sent, seconds in self._requests if sent >= start]
         found = {"request_seconds": requests, "wait_seconds": waits, "late": late, "retries": retries}
         return {"rank": self._rank, "last": last, **found}
+
+    def close(self) -> None:
+        """Close the loader; while others run, it would take their core."""
+        self._loader.close()
 
 
 def pace(job: Job) -> Callable[[float], list[dict[str, Any]]]:
@@ -236,7 +239,10 @@ def pace(job: Job) -> Callable[[float], list[dict[str, Any]]]:
 
     def turn(start: float) -> list[dict[str, Any]]:
         with ThreadPoolExecutor(len(paced)) as pool:
-            return list(pool.map(lambda each: each.run(start), paced))
+            found = list(pool.map(lambda each: each.run(start), paced))
+        for each in paced:
+            each.close()
+        return found
 
     return turn
 
