@@ -136,6 +136,7 @@ def copied(
     """
     if isinstance(sizes, int):
         if 0 < sizes <= _MAX_ITEM:
+            _fetch_first(starts)
             return np.asarray(_items(sizes)[starts].view(np.uint8))
         sizes = np.full(starts.shape, sizes)
     if not sizes.all():
@@ -143,6 +144,7 @@ def copied(
         starts, sizes, safe = starts[some], sizes[some], safe if isinstance(safe, int) else safe[some]
     if not starts.size:
         return np.empty(0, np.uint8)
+    _fetch_first(starts)
     ends = sizes.cumsum()
     begins = ends - sizes
     lines = ends + BEYOND >> _BLOCK_BITS  # of the grid: before how many items each range ends
@@ -171,6 +173,14 @@ def copied(
         for begin, end, start in zip(*(each[short].tolist() for each in (begins, ends, starts)), strict=True):
             result.data[begin:end] = MEMORY[start : start + end - begin]
     return np.asarray(result[: ends[-1]])
+
+
+def _fetch_first(places: NDArray[np.int64]) -> None:
+    """Have the processor wait for the bytes at all places at once.
+
+    The copy would wait for the first bytes of one range after another, and takes 1.1 to 1.16 times as long.
+    """
+    _items(1)[places]
 
 
 def safe_ends(places: NDArray[np.int64]) -> NDArray[np.int64]:

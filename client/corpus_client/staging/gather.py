@@ -212,8 +212,11 @@ class Gatherer:
     ) -> npt.NDArray[Any]:
         """Return windows of so many bytes of a type one after another, as bytes or as numbers."""
         if self._dtypes == {dtype} and size * len(self._memory) < _MOST_ITEM_BYTES:
-            items = _items(self._memory, size)
-            return np.asarray(items[self._first_byte[numbers] + starts * dtype.itemsize])
+            places = self._first_byte[numbers] + starts * dtype.itemsize
+            # The processor waits for the first bytes of all windows at once. The copy would wait for those of
+            # one after another, and takes 1.08 to 1.16 times as long.
+            _items(self._memory, 1)[places]
+            return np.asarray(_items(self._memory, size)[places])
         found = np.empty((len(numbers), size // dtype.itemsize), dtype)
         for number in np.unique(numbers).tolist():
             its, tokens = numbers == number, self._shards[number].tokens
