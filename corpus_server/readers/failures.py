@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from typing import NamedTuple
 
 from corpus_server.errors import CacheFull, CorpusChanged, CorpusServerError
@@ -17,6 +18,15 @@ _MAX_LOOK_SECONDS = (
 _SAY_AGAIN_SECONDS = 60.0  # until a failure that goes on is logged again
 
 _log = logging.getLogger("corpus_server")
+
+
+def log_failed(what: str) -> None:
+    """Log the error that is being handled; one that says what is wrong with a corpus is no unexpected one."""
+    error = sys.exception()
+    if isinstance(error, CorpusServerError):
+        _log.warning("%s: %s", what, error.detail)
+    else:
+        _log.exception("%s", what)
 
 
 class _Failure(NamedTuple):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.read.bound_plan import BoundPlan
+from corpus_server.readers.failures import log_failed
 from corpus_server.readers.groups import Groups
 from corpus_server.readers.registry import Registry
 from corpus_server.readers.windows import Windows
@@ -189,7 +190,7 @@ class Prefetcher:
         """Log an error, and do nothing for a while for what it came from."""
         with contextlib.suppress(BaseException):  # no memory even for the log
             plan = "" if work is None else f" for plan {work.bound.plan.id}"
-            _log.exception("prefetching failed%s", plan)
+            log_failed(f"prefetching failed{plan}")
         if work is None:
             time.sleep(_JOIN_SECONDS / 2)
             return

@@ -24,7 +24,7 @@ from corpus_server.corpus.files import Closing
 from corpus_server.errors import CorpusServerError, NotStaged
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.extents import PlannedExtents, RankExtents
-from corpus_server.readers.failures import Failures
+from corpus_server.readers.failures import Failures, log_failed
 from corpus_server.readers.progress import Progress
 from corpus_server.readers.registry import Registry
 from corpus_server.readers.working_set import check_working_set
@@ -258,7 +258,7 @@ class Stager(Closing):
                 self._planned.extend(rank, steps)
         except BaseException:  # noqa: BLE001 - what requests ask for is staged in any case
             rank.rests_until = time.monotonic() + _REST_SECONDS
-            _log.exception("planning what to stage failed for plan %s", rank.bound.plan.id)
+            log_failed(f"planning what to stage failed for plan {rank.bound.plan.id}")
 
     def _start_staging(self, now: float) -> None:
         """Give the threads the extents that come next: first those that requests wait for."""

@@ -13,6 +13,7 @@ import pytest
 
 from corpus_server.catalog import Catalog
 from corpus_server.corpus_spec import CorpusSpec
+from corpus_server.errors import CorpusChanged
 from corpus_server.plan import BoundedShuffle, Plan, Stage
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers import Prefetcher, Registry, prefetch
@@ -193,7 +194,7 @@ def test_closing_does_not_wait_for_a_disk_that_hangs(
         ("gatherer", "read_ahead"),
     ],
 )
-@pytest.mark.parametrize("failure", [MemoryError, RuntimeError, SystemExit])
+@pytest.mark.parametrize("failure", [MemoryError, RuntimeError, SystemExit, CorpusChanged])
 def test_a_failure_is_logged_once_and_the_thread_goes_on(
     catalog: Catalog,
     layer: str,
@@ -226,4 +227,12 @@ def test_a_failure_is_logged_once_and_the_thread_goes_on(
         monkeypatch.setattr(prefetch.time, "monotonic", lambda: real() + 11)
         ask(5000)
         wait_until(lambda: len(times) == 2)
-    assert caplog.text.count(f"prefetching failed for plan {broken.plan.id}") == 2
+    lines = [
+        each
+        for each in caplog.records
+        if each.message.startswith(f"prefetching failed for plan {broken.plan.id}")
+    ]
+    assert len(lines) == 2
+    assert all((each.exc_info is None) == (failure is CorpusChanged) for each in lines), (
+        "it says it is unexpected"
+    )
