@@ -20,10 +20,13 @@ LONGEST_SECONDS = 0.5
 ATTEMPTS = 4
 """A loaded machine may keep a small request waiting, too, but not each time."""
 
-RANGES = [[1_000_000 + 2 * k, 1_000_001 + 2 * k] for k in range(700_000)]  # 13 MB
-STAGE = {"global_batch_size": 8, "mixture": {"a": 1.0}, "exclude": {"a": RANGES}}
-LARGE = json.dumps({"seq_len": 16, "stages": [STAGE]}).encode()
-WRONG = LARGE.replace(b"]]}", b"], [7, 7]]}")
+
+@pytest.fixture(scope="module")
+def large() -> bytes:
+    """A plan of 13 MB."""
+    ranges = [[1_000_000 + 2 * k, 1_000_001 + 2 * k] for k in range(700_000)]
+    stage = {"global_batch_size": 8, "mixture": {"a": 1.0}, "exclude": {"a": ranges}}
+    return json.dumps({"seq_len": 16, "stages": [stage]}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +61,16 @@ def longest_beside(server: RunningServer, work: Callable[[], object]) -> float:
     return max(found)
 
 
-def test_a_large_plan_keeps_nobody_waiting(server: RunningServer) -> None:
+def test_a_large_plan_keeps_nobody_waiting(server: RunningServer, large: bytes) -> None:
     """Posted, refused, and read from the store by a process that does not know it; catalogue row 31."""
 
     def post() -> None:
-        response = server.get("/v1/plans", method="POST", body=LARGE)
+        response = server.get("/v1/plans", method="POST", body=large)
         assert response.status == 200, response.body[:300]
         ids.append(response.json()["id"])
 
     def refuse() -> None:
-        response = server.get("/v1/plans", method="POST", body=WRONG)
+        response = server.get("/v1/plans", method="POST", body=wrong)
         check_problem(response, 422, "invalid-plan", parameter="stages[0].exclude.a")
 
     def read() -> None:
@@ -76,6 +79,7 @@ def test_a_large_plan_keeps_nobody_waiting(server: RunningServer) -> None:
     def list_them() -> None:
         assert server.get("/v1/plans").json()["plans"][0]["id"] == ids[0]
 
+    wrong = large.replace(b"]]}", b"], [7, 7]]}")
     ids: list[str] = []
     for work in (post, refuse, list_them, read):
         found = []
@@ -88,11 +92,11 @@ def test_a_large_plan_keeps_nobody_waiting(server: RunningServer) -> None:
         assert min(found) < LONGEST_SECONDS, (work.__name__, found)
 
 
-def test_a_large_plan_is_the_same_plan(server: RunningServer) -> None:
+def test_a_large_plan_is_the_same_plan(server: RunningServer, large: bytes) -> None:
     """Parsed elsewhere, it has the same id and the same document; no process is left behind."""
-    posted = server.get("/v1/plans", method="POST", body=LARGE).json()
+    posted = server.get("/v1/plans", method="POST", body=large).json()
     small = server.get("/v1/plans", method="POST", body=json.dumps({**posted["plan"], "seed": 1}).encode())
-    assert posted["plan"]["stages"][0]["exclude"] == {"a": RANGES}
+    assert posted["plan"]["stages"][0]["exclude"] == json.loads(large)["stages"][0]["exclude"]
     again = server.get(
         "/v1/plans", method="POST", body=json.dumps({**small.json()["plan"], "seed": 0}).encode()
     )
