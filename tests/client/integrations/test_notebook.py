@@ -108,7 +108,8 @@ def test_an_interrupted_cell_loses_no_step(kernel: Kernel) -> None:
         "import signal, threading\n"
         "stopped = threading.Event()\n"
         "def interrupt():\n"
-        "    while not stopped.wait(1.0): signal.raise_signal(signal.SIGINT)\n"  # one in a destructor is only printed
+        # One that comes in a destructor is only printed.
+        "    while not stopped.wait(1.0): signal.raise_signal(signal.SIGINT)\n"
         "threading.Thread(target=interrupt).start()\n"
         "seen = [0]\n"
         "try:\n"
