@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -55,36 +56,52 @@ def test_what_a_run_trained_is_told_from_what_it_asked_for(
         assert {line.get("run") for line in lines if line.get("route") == "/v1/batches"} == {RUN, None}
 
 
-@pytest.mark.parametrize("kind", [CorpusLoader, ArrayLoader])
-@pytest.mark.parametrize("ends", ["by its last step", "by close"])
-def test_a_loader_says_where_it_ends(
-    corpora: dict[str, ServedCorpus], tmp_path: Path, kind: Any, ends: str
-) -> None:
-    """All 40 steps fit into what is prefetched, so no request for tokens says that any was trained."""
-    options = {"device": "cpu"} if kind is CorpusLoader else {}
-    with RunningServer({"web": corpora["web"].path}, tmp_path, workers=2) as server:
+def test_a_loader_says_where_it_ends(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:
+    """By its last step or by `close`. All 40 steps fit into what is prefetched, so no request for tokens says
+    that any was trained. Four loaders at once, because the server looks every five seconds.
+    """
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
+        f"{kind.__name__}.{num_steps}": (kind, {"num_steps": num_steps, **given})
+        for kind, given in ((CorpusLoader, {"device": "cpu"}), (ArrayLoader, {}))
+        for num_steps in (40, None)
+    }
+    with RunningServer({"web": corpora["web"].path}, tmp_path, workers=2) as server, ExitStack() as stack:
 
-        def rank() -> dict[str, Any]:
-            plans = server.get("/v1/live").json()["plans"]
-            return {**plans[0]["ranks"][0]} if plans else {}
+        def ranks() -> dict[str, dict[str, Any]]:
+            shown = {plan["run"]: plan["ranks"] for plan in server.get("/v1/live").json()["plans"]}
+            assert [len(each) for each in shown.values()] == [1] * len(shown)
+            return {run: each[0] for run, each in shown.items()}
 
-        num_steps = 40 if ends == "by its last step" else None
+        def ranks_once(*, ended: bool) -> dict[str, dict[str, Any]]:
+            """Return them when all are there and have ended, or none has."""
+            found: dict[str, dict[str, Any]] = {}
+
+            def are_so() -> bool:
+                found.update(ranks())
+                return set(found) == set(cases) and {each["has_ended"] for each in found.values()} == {ended}
+
+            wait_until(are_so, ranks)
+            return found
+
         url = server.url.replace("127.0.0.1", "localhost")  # which is looked up
-        loader = kind(url, **SMALL, run=RUN, num_steps=num_steps, **options)
-        for _ in range(40):
-            next(loader)
-        wait_until(lambda: rank() and not rank()["has_ended"], rank)
-        if num_steps is None:
-            loader.close()
-        else:
-            assert next(loader, None) is None
-        wait_until(lambda: rank()["has_ended"], rank)
-        assert rank()["trained_step"] == 39
-        assert len(server.get("/v1/live").json()["plans"][0]["ranks"]) == 1
-        loader.close()
-        with kind(server.url, **SMALL, run=RUN, **options) as again:
+        loaders = {run: kind(url, **SMALL, run=run, **given) for run, (kind, given) in cases.items()}
+        for loader in loaders.values():
+            stack.callback(loader.close)
+            for _ in range(40):
+                next(loader)
+        ranks_once(ended=False)
+        for run, loader in loaders.items():
+            if cases[run][1]["num_steps"] is None:
+                loader.close()
+            else:
+                assert next(loader, None) is None
+        trained = {run: rank["trained_step"] for run, rank in ranks_once(ended=True).items()}
+        assert trained == dict.fromkeys(cases, 39)
+        for run, (kind, given) in cases.items():
+            loaders[run].close()
+            again = stack.enter_context(kind(server.url, **SMALL, run=run, **{**given, "num_steps": None}))
             next(again)
-            wait_until(lambda: not rank()["has_ended"], rank)
+        ranks_once(ended=False)
 
 
 def test_a_server_that_is_gone_delays_no_end(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:
