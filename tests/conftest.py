@@ -42,7 +42,16 @@ settings.register_profile("same", deadline=None, print_blob=True, derandomize=Tr
 settings.register_profile("explore", deadline=None, print_blob=True, derandomize=False)
 settings.load_profile("same")
 
-SLOW = ("scripts", "test_scripts.py", "test_gpu.py", "docker", "browser", "examples", "faults")
+SLOW = (
+    "scripts",
+    "test_scripts.py",
+    "test_gpu.py",
+    "test_timeouts.py",
+    "docker",
+    "browser",
+    "examples",
+    "faults",
+)
 """Files and folders of long tests. They come first: one process would be left alone with the last of them."""
 
 COLLECTION_SECONDS = 400

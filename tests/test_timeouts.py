@@ -77,6 +77,9 @@ pytest_unconfigure = conftest.pytest_unconfigure
 SEVERAL = (ROOT / "scripts" / "test").read_text().partition("-m pytest ")[2].split()[:-1]
 """How `scripts/test` runs them in several processes; without its own arguments."""
 
+PLUGINS = ("-p", "pytest_timeout", "-p", "xdist.plugin")
+"""All that have to do with an end; to import the others takes more than half of the time of a process."""
+
 IMPORTS = "import ctypes\nimport signal\nimport threading\n\nimport pytest\n"
 
 
@@ -96,10 +99,10 @@ def run(
         for name, limit in zip(("timeout", "faulthandler_timeout"), seconds, strict=True)
         for word in ("-o", f"{name}={limit}")
     ]
-    command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", *words, *options]
+    command = [sys.executable, "-m", "pytest", *PLUGINS, "-c", ROOT / "pyproject.toml", *words, *options]
     return subprocess.run(
         [*prefix, *command, "-p", "no:cacheprovider", folder],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
