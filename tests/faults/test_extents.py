@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -233,10 +233,14 @@ def test_an_extent_that_is_cut_or_given_up_while_it_is_served_is_never_read_as_z
                 key = path.parent.relative_to(cache.extents).as_posix()
                 cache.mark_wrong("o", "0" * 32, [key])
 
+    def wait_for(step: int) -> None:
+        wait_until(lambda: is_right(ask(server, step), local, step))
+
     with start(tmp_path / "a", folder, cache_bytes=cache_shards * SHARD_BYTES) as server:
         for _ in range(3):
-            for step in range(0, NUM_SHARDS * SHARD_WINDOWS // NUM_ROWS, 3 if cache_shards == 7 else 200):
-                wait_until(partial(lambda step: is_right(ask(server, step), local, step), step))
+            steps = range(0, NUM_SHARDS * SHARD_WINDOWS // NUM_ROWS, 3 if cache_shards == 7 else 200)
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(wait_for, steps))
             assert is_right(ask(server, 0), local, 0)
             spoil()
             for _ in range(3):
