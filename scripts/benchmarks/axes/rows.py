@@ -25,7 +25,7 @@ from scripts.benchmarks.axes.packing import lognormal
 from scripts.benchmarks.contender import Shape
 from scripts.benchmarks.contest import BEFORE, shapes_of
 from scripts.benchmarks.corpus import NAME, VOCABULARY
-from scripts.benchmarks.measure import CPU, DELIVERY, Rounds, measure_once
+from scripts.benchmarks.measure import DELIVERY, SPEED, Rounds, measure_once
 from scripts.benchmarks.ours import Ours
 from scripts.benchmarks.report import Options, Report
 from scripts.benchmarks.servers import checked_out, serving
@@ -41,7 +41,7 @@ WINDOWS, DOCUMENTS, MEGATRON = "windows", "rows of documents", "Megatron's rows"
 OF_VIEW, DOCUMENTS_OF_VIEW = "windows of a view", "rows of documents of a view"
 EARLIER = f", {BEFORE}"
 IN_BLOCKS = "rows of documents, sequential, blocks of 4,096"
-OF_WINDOWS = 3.0  # CPU of a token of such rows, at most so many times that of a window's
+OF_WINDOWS = 0.6  # of the tokens/s of windows, wanted of other rows
 
 
 def measure(options: Options) -> Report:
@@ -57,8 +57,8 @@ def measure(options: Options) -> Report:
             others = [(name, WINDOWS) for name in rounds.values if name != WINDOWS and EARLIER not in name]
             report.tables.extend([rounds.table(), rounds.ratio_table(others + before)])
             if measured is _warm:
-                for name in (DOCUMENTS, MEGATRON):
-                    report.targets.append(rounds.target(name, CPU, "at most", OF_WINDOWS, to=WINDOWS))
+                for name in (DOCUMENTS, MEGATRON, OF_VIEW, DOCUMENTS_OF_VIEW):
+                    report.targets.append(rounds.target(name, SPEED, "at least", OF_WINDOWS, to=WINDOWS))
     return report
 
 
