@@ -163,9 +163,10 @@ def copied(
         grid[at[its]] = np.minimum(grid[at[its]], limits[its])
     grid[-1] = grid[0]
     items = _items(_BLOCK)
+    heads = items[again]  # now: after the copy they are out of the cache
     result = items[grid].view(np.uint8)
     anywhere = np.ndarray(result.size - _BLOCK + 1, items.dtype, result, 0, (1,))
-    anywhere[begins] = items[again]
+    anywhere[begins] = heads
     if close.size:
         is_long = sizes[close] >= _BLOCK
         long, short = close[is_long], close[~is_long]
