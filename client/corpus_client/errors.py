@@ -36,7 +36,7 @@ class HistoryChanged(CorpusClientError):
 
 
 class LocalCopyMismatch(CorpusClientError):
-    """The local shards are not the corpus that is served: one is missing, or holds other tokens."""
+    """The local shards are not the corpus that is served: one is missing, unreadable or another."""
 
 
 class LoaderClosed(CorpusClientError):

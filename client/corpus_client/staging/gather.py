@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from corpus_client import errors
 from corpus_client.network.control import ShardDescription
+from corpus_client.staging.guard import GuardedMap, guard
 
 Tokens = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.int64]
@@ -54,6 +55,7 @@ class LocalShard:
         self.remedy = _CHANGED if is_served else ""
         self.described = described
         self.tokens: Tokens = np.empty(0, described.dtype)
+        self._guarded: GuardedMap | None = None
         try:
             with path.open("rb") as file:
                 self._opened = _identity(os.fstat(file.fileno()))
@@ -83,10 +85,11 @@ class LocalShard:
         if hasattr(mmap, "MADV_RANDOM"):
             view.madvise(mmap.MADV_RANDOM)  # else a cold window of 2 KiB reads megabytes ahead
         dtype, described = np.dtype(self.described.dtype).newbyteorder("<"), self.described
+        self._guarded = guard(view, np.frombuffer(view, np.uint8).ctypes.data)
         return np.frombuffer(view, dtype, count=described.num_tokens, offset=described.data_offset)
 
     def check_unchanged(self) -> None:
-        """Raise unless the file still has the size and time it was opened with."""
+        """Raise unless the file has the size and time it was opened with, and all that was read came."""
         try:
             now = _identity(self.path.stat())
         except OSError:
@@ -94,6 +97,11 @@ class LocalShard:
         if now != self._opened:
             raise errors.LocalCopyMismatch(
                 f"{self.path} changed while it was in use; {self.remedy or 'copy it again'}"
+            )
+        if self._guarded is not None and self._guarded.num_faults:
+            raise errors.LocalCopyMismatch(
+                f"{self.path}: the disk did not deliver {self._guarded.num_faults} pages; look at this "
+                f"machine's kernel log, then {self.remedy or 'copy it again'}"
             )
 
     def close(self) -> None:
