@@ -14,7 +14,7 @@ import mmap
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Protocol, Self
 
@@ -186,6 +186,18 @@ class OpenFile(Closing):
                 remedy="look at the kernel's log of the machine that holds the shard, run corpus-server "
                 "verify, then restart the server",
             )
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Check before and after a block that reads the map, also where the block fails.
+
+        Numbers that a changed file holds lead anywhere: an error that they cause says `CorpusChanged`.
+        """
+        self.check_unchanged()
+        try:
+            yield
+        finally:
+            self.check_unchanged()
 
     def _find_change(self) -> str | None:
         then, now = self._opened, self._status()

@@ -277,7 +277,7 @@ class ViewFile(Closing):
         else:
             found = np.zeros((first.size, count), dtype=np.uint16)
         for start in set(first[first > last].tolist()):  # at the end of the file
-            its = self.decoded(start, min(start + count, total)).tolist()
+            its = self._decoded(start, min(start + count, total)).tolist()
             found[first == start] = its + [0] * (count - len(its))
         return found
 
@@ -298,6 +298,10 @@ class ViewFile(Closing):
 
     def decoded(self, start: int, stop: int) -> Multiplicities:
         """Return the multiplicities of documents [start, stop) of the corpus."""
+        with self.file.unchanged():
+            return self._decoded(start, stop)
+
+    def _decoded(self, start: int, stop: int) -> Multiplicities:
         first, *rest = self._arrays
         if self.header.encoding == "bits":
             bits = np.unpackbits(first[start >> 3 : -(-stop // 8)], bitorder="little")

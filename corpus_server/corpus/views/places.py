@@ -61,7 +61,7 @@ class _Sections(NamedTuple):
 
 
 class Places:
-    """The arithmetic of one view.
+    """The arithmetic of one view; whoever calls it sees to it that the file is unchanged.
 
     Args:
         file: the view.
@@ -132,7 +132,6 @@ class Places:
         layers, within = numbers // SECTIONS, numbers % SECTIONS
         groups = self._layers.group[layers]
         first = self._groups.first_document[groups] + SECTION * within
-        self._file.file.check_unchanged()
         edges = self._edges(first, SECTION)
         if (
             section_checks(edges[:, :-1], edges[:, -1])
@@ -271,7 +270,6 @@ class Places:
 
     def _read(self, groups: Int64Array) -> tuple[Int64Array, Multiplicities]:
         """Do what `_load` does, without its check."""
-        self._file.file.check_unchanged()
         first = self._groups.first_document[groups]
         counts = self._file.multiplicities(first, GROUP)
         counts *= np.arange(GROUP) < (self._last(first) - first)[:, None]  # not of the next shard

@@ -111,24 +111,28 @@ class View(Corpus):
 
     def pieces(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Pieces:
         """See `Corpus.pieces`: in the shards of the corpus."""
-        found = self.places.pieces(starts, stops)
+        with self.file.file.unchanged():
+            found = self.places.pieces(starts, stops)
         pieces = self._base.pieces(found.starts, found.stops)
         counts = np.bincount(found.owners, np.diff(pieces.borders), minlength=starts.size)
         return Pieces(pieces.places, np.concatenate(([0], counts.cumsum())).astype(np.int64))
 
     def ranges_of(self, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """See `Corpus.ranges_of`: as often as the view has them."""
-        return np.stack(self.places.ranges(starts, stops)[1:], axis=1)
+        with self.file.file.unchanged():
+            return np.stack(self.places.ranges(starts, stops)[1:], axis=1)
 
     def documents(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
         """See `Corpus.documents`: of the corpus, in which the view finds them."""
-        found = self.places.pieces(starts, stops)
+        with self.file.file.unchanged():
+            found = self.places.pieces(starts, stops)
         numbers, counts = self._base.documents(found.starts, found.stops)
         return numbers, np.bincount(found.owners, counts, minlength=starts.size).astype(np.int64)
 
     def extents(self, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """See `Corpus.extents`: where the groups of documents lie that hold them."""
-        return np.stack(self.places.extents(starts, stops), axis=1)
+        with self.file.file.unchanged():
+            return np.stack(self.places.extents(starts, stops), axis=1)
 
     def metadata(self) -> DocumentTable | None:
         """Return the metadata of the corpus, whose documents have other numbers."""
@@ -141,7 +145,8 @@ class View(Corpus):
     def _document(self, number: int) -> tuple[int, int, int]:
         if not 0 <= number < self.file.header.num_chosen:
             raise UnknownDocument.expected("document", f"in [0, {self.file.header.num_chosen})", number)
-        return self.places.document(number)
+        with self.file.file.unchanged():
+            return self.places.document(number)
 
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of a document, in the view's numbers."""
@@ -156,20 +161,26 @@ class View(Corpus):
         """Return the number in the view of the first copy of a document of its corpus."""
         number, groups = base_document, self.file.groups
         if 0 <= number < self.file.header.num_documents:
-            group = int(groups.first_document.searchsorted(number, side="right")) - 1
-            # Nothing is chosen before the first group.
-            times = self.file.decoded(int(groups.first_document[group]), number + 1) if group >= 0 else [0]
-            if times[-1]:
-                return int(groups.chosen[group]) + int(np.count_nonzero(times[:-1]))
+            with self.file.file.unchanged():
+                group = int(groups.first_document.searchsorted(number, side="right")) - 1
+                # Nothing is chosen before the first group.
+                first = int(groups.first_document[group]) if group >= 0 else number
+                times = self.file.decoded(first, number + 1)
+                if times[-1]:
+                    return int(groups.chosen[group]) + int(np.count_nonzero(times[:-1]))
         raise UnknownDocument.expected("document", f"one that view {self.name!r} holds", number)
 
     def document_at(self, token: int) -> int | None:
         """Return the number of the document that holds a token, both in the view's numbers."""
-        return self.places.document_at(token) if 0 <= token < self.num_tokens else None
+        if not 0 <= token < self.num_tokens:
+            return None
+        with self.file.file.unchanged():
+            return self.places.document_at(token)
 
     def sequences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first token, in the view, and the tokens of each of its documents: `(n,) int64` each."""
-        lengths = self.places.lengths()
+        with self.file.file.unchanged():
+            lengths = self.places.lengths()
         return lengths.cumsum() - lengths, lengths
 
     def is_chosen(self) -> NDArray[np.bool_]:

@@ -15,7 +15,8 @@ import pytest
 
 from tests.corpora import rewrite_in_place, some_tokens, write_raw
 from tests.reference import batch, one_source
-from tests.serving import RunningServer
+from tests.serving import RunningServer, check_problem
+from tests.views import write_corpus, write_view
 
 SEQ_LEN, ROWS = 64, 8
 PLANS = {name: one_source(name, SEQ_LEN, ROWS, order="sequential") for name in ("two", "other")}
@@ -155,6 +156,30 @@ def test_a_shard_that_is_written_to_is_refused(tmp_path: Path) -> None:
         assert (ready.status, ready.json()["type"]) == (503, "not-ready")
         assert "1.bin" in ready.json()["detail"]
         assert server.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.999])
+def test_a_view_that_is_truncated_is_refused(tmp_path: Path, keep: float) -> None:
+    """Its zeros are taken for no places, and their errors for none of the server's."""
+    lengths = [3, 5, 2, 9, 1, 30] * 200
+    web = write_corpus(tmp_path / "web", [lengths])
+    view = write_view(web, [1, 0, 2, 1, 1, 3] * 200, tmp_path / "v.view")
+    arguments = [f"web={web},eot=0,dtype=uint32", f"v=web?view={view}"]
+    with RunningServer({}, tmp_path / "server", arguments=arguments) as server:
+        plan = server.post_plan(one_source("v", 16, 8)).json()["id"]
+        targets: list[tuple[str, dict[str, object]]] = [
+            ("/v1/batches", {"plan": plan, "step": 1}),
+            ("/v1/batches", {"corpus": "v", "seq_len": 9, "batch_size": 2, "step": 0}),
+            ("/v1/corpora/v/tokens", {"start": 5, "count": 500}),
+            ("/v1/corpora/v/documents/7", {}),
+            ("/v1/lookup", {"plan": plan, "corpus": "v", "document": 7}),
+            ("/v1/lookup", {"plan": plan, "corpus": "v", "token": 7}),
+        ]
+        assert [server.get(path, **query).status for path, query in targets] == [200] * len(targets)
+        os.truncate(view, int(keep * view.stat().st_size))
+        for path, query in targets:
+            check_problem(server.get(path, **query), 503, "corpus-changed")
+        assert server.get("/v1/corpora/web/tokens", start=5, count=500).status == 200
 
 
 def test_a_shard_that_is_replaced_keeps_its_old_tokens(server: RunningServer, folder: Path) -> None:
