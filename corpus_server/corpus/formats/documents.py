@@ -114,8 +114,11 @@ class CumulativeEnds(DocumentIndex):
         else:
             edges = np.zeros((first.size, count + 1), dtype=np.int64)
         outside = (before < 0) | (before > last)
-        for low in set(before[outside].tolist()) if self.num_documents else ():
+        edges[outside] = 0
+        for low in set(before[outside].tolist()):
             begin, stop = max(low, 0), min(low + count + 1, self.num_documents)
+            if begin >= stop:  # no document, or no token before the first one
+                continue
             known = self._ends_from(np.array([begin]), stop - begin)[0]
             edges[before == low] = [0] * (begin - low) + np.pad(
                 known, (0, low + count + 1 - stop), "edge"

@@ -431,3 +431,16 @@ def test_a_view_of_documents_that_begin_with_end_of_text(tmp_path: Path) -> None
                 if pair[0] != eot or not any(filled):
                     seen[pair] += 1
     assert seen == +expected
+
+
+@pytest.mark.parametrize("lengths", [[400], [200, 200], [150] * 9, [3] * 300])
+def test_the_groups_of_a_bounded_shuffle_hold_its_rows(tmp_path: Path, lengths: list[int]) -> None:
+    """Which is where they are read ahead; also where the first document of a shard is in one."""
+    with viewed_catalog(tmp_path, [lengths], {"all": [1] * len(lengths)}) as catalog:
+        plan = bound(catalog, {"all": 1}, "bounded")
+        held = np.zeros(sum(lengths), dtype=bool)
+        for number in range(-(-int(plan.sampler.num_windows[0]) // 24)):
+            for _, start, stop in plan.sampler.group_extents(0, number):
+                held[start:stop] = True
+        rows, _ = epoch_rows(plan)
+        assert held[[token for row in rows for piece in row for token in piece]].all()
