@@ -248,7 +248,7 @@ class Forbidden(CorpusServerError, slug="forbidden", status=403, advice="`remedy
 
 
 class NotReady(CorpusServerError, slug="not-ready", status=503, advice="another server"):
-    """Of `/readyz`: shutting down, a shard changed, the disk hangs, or plans cannot be stored."""
+    """Of `/readyz`: shutting down, a file of a corpus changed, the disk hangs, or plans cannot be stored."""
 
 
 class BadRequest(CorpusServerError, slug="bad-request", status=400, advice="fix the client"):

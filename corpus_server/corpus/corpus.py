@@ -215,6 +215,16 @@ class Corpus(Closing):
             f"with {self.tokenizer_name}, {self._decodes_with}: is its text the right one?"
         ]
 
+    def check_unchanged(self) -> None:
+        """Raise `CorpusChanged` or `ReadFailed` if a token file, mask or index is not what it was.
+
+        What lies in an object store never changes: copies of it that changed are staged anew.
+        """
+        for each in contents(self.shards):
+            each.file.check_unchanged()
+            if each.documents is not None:
+                each.documents.file.check_unchanged()
+
     def close(self) -> None:
         """Unmap and close all shards."""
         self.tokenizer = None  # a large vocabulary takes 100 MB

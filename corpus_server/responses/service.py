@@ -18,7 +18,6 @@ from corpus_server.admission.request import Caller, RequestHead
 from corpus_server.catalog import Catalog
 from corpus_server.corpus import guard
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.shards import contents
 from corpus_server.errors import CorpusServerError, StateUnavailable
 from corpus_server.known_plans import KnownPlans
 from corpus_server.plan_store import PlanStore
@@ -160,14 +159,12 @@ class Service:
             return Unready(f"all {number} gather threads have waited for the disk for {_STUCK_SECONDS:g} s")
         try:
             for corpus in self.catalog.corpora.values():
-                for shard in contents(corpus.shards):
-                    if shard.file.is_local:  # a copy that changed is staged anew
-                        shard.file.check_unchanged()
+                corpus.check_unchanged()
             self.store.check_writable()
         except StateUnavailable as error:
             return Unready("plans cannot be kept", error.detail)
         except CorpusServerError as error:
-            return Unready("a shard of a corpus changed, or cannot be read", error.detail)
+            return Unready("a file of a corpus changed, or cannot be read", error.detail)
         return None
 
     def corpus(self, name: str, caller: Caller) -> Corpus:

@@ -209,6 +209,11 @@ class View(Corpus):
         }
         return {**super().describe(), "view": view}
 
+    def check_unchanged(self) -> None:
+        """See `Corpus.check_unchanged`: with the view's own file."""
+        self.file.file.check_unchanged()
+        super().check_unchanged()
+
     def close(self) -> None:
         """Close the view and its corpus."""
         self.tokenizer = None

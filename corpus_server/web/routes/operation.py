@@ -49,7 +49,7 @@ async def health(call: Call) -> AsgiResponse:
 async def readiness(call: Call) -> AsgiResponse:
     """Answer 200 while the server should get requests, else 503 with the reason.
 
-    Reasons: it is shutting down, a shard changed, the disk hangs, or plans cannot be kept.
+    Reasons: it is shutting down, a file of a corpus changed, the disk hangs, or plans cannot be kept.
     """
     service = call.service
     unready = await service.run_probe(service.why_not_ready)

@@ -400,7 +400,7 @@ def test_strangers_learn_no_file_that_changed(tmp_path: Path) -> None:
     with RunningServer({"web": path}, tmp_path, arguments=["--tokens", str(known.path)]) as server:
         path.write_bytes(b"")
         problem = check_problem(server.get("/readyz"), 503, "not-ready")
-    assert problem["detail"] == "a shard of a corpus changed, or cannot be read"
+    assert problem["detail"] == "a file of a corpus changed, or cannot be read"
     assert "secret" not in str(problem)
     with RunningServer({"web": write_raw(path, some_tokens(5000))}, tmp_path) as server:
         path.write_bytes(b"")

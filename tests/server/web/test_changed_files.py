@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.corpora import rewrite_in_place, some_tokens, write_raw
+from tests.corpora import megatron_index, rewrite_in_place, some_tokens, write_raw
 from tests.reference import batch, one_source
 from tests.serving import RunningServer, check_problem
 from tests.views import write_corpus, write_view
@@ -180,6 +181,22 @@ def test_a_view_that_is_truncated_is_refused(tmp_path: Path, keep: float) -> Non
         for path, query in targets:
             check_problem(server.get(path, **query), 503, "corpus-changed")
         assert server.get("/v1/corpora/web/tokens", start=5, count=500).status == 200
+
+
+@pytest.mark.parametrize("name", ["v.view", "web/0.bin.documents", "pair.idx", "masked.bin.mask.npy"])
+def test_a_server_is_not_ready_after_any_file_changed(tmp_path: Path, name: str) -> None:
+    web = write_corpus(tmp_path / "web", [[5] * 100])
+    write_view(web, [n % 3 for n in range(100)], tmp_path / "v.view")
+    pair, masked = (write_raw(tmp_path / f"{each}.bin", some_tokens(500)) for each in ("pair", "masked"))
+    pair.with_suffix(".idx").write_bytes(megatron_index([100] * 5))
+    np.save(f"{masked}.mask.npy", np.ones(500, np.uint8))
+    arguments = [f"web={web},eot=0,dtype=uint32", f"v=web?view={tmp_path / 'v.view'}"]
+    with RunningServer({"pair": pair, "masked": masked}, tmp_path / "server", arguments=arguments) as server:
+        assert server.get("/readyz").status == 200
+        os.truncate(tmp_path / name, 10)
+        problem = check_problem(server.get("/readyz"), 503, "not-ready")
+        assert f"{Path(name).name}: " in problem["detail"]
+        assert " bytes at opening, 10 now" in problem["detail"]
 
 
 def test_a_shard_that_is_replaced_keeps_its_old_tokens(server: RunningServer, folder: Path) -> None:
