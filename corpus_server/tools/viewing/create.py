@@ -21,7 +21,7 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import Int64Array
 from corpus_server.tools.viewing.make import make_view
-from corpus_server.tools.viewing.metadata import Metadata, asks_length
+from corpus_server.tools.viewing.metadata import Metadata
 from corpus_server.user_files import read_regular, reason_of
 
 _FRACTION_BITS: Final = 53
@@ -41,14 +41,8 @@ class Selection:
 
     @property
     def asks_metadata(self) -> bool:
-        """Whether it says anything about columns."""
+        """Whether it has an expression or names a column."""
         return any(each is not None for each in (self.where, self.repeat, self.dedup, self.key))
-
-    @property
-    def asks_only_lengths(self) -> bool:
-        """Whether its expressions name the length of documents, and it names no column as a key."""
-        texts = [text for text in (self.where, self.repeat) if text is not None]
-        return self.dedup is None and self.key is None and all(map(asks_length, texts))
 
     def described(self) -> dict[str, Any]:
         """Return what was given, for the view's header."""
@@ -74,7 +68,7 @@ def create(spec: CorpusSpec, selection: Selection, out: Path, progress: Progress
         digest = None
         if selection.asks_metadata:
             # Closed before the index is made, which takes memory, too.
-            with _metadata(corpus, out, only_lengths=selection.asks_only_lengths) as metadata:
+            with _metadata(corpus, out) as metadata:
                 counts = _count(selection, corpus.num_documents, metadata, progress)
                 digest = metadata_digest(metadata.files) if metadata.files else None
         else:
@@ -83,9 +77,9 @@ def create(spec: CorpusSpec, selection: Selection, out: Path, progress: Progress
         return make_view(corpus, counts, out, made=made, metadata=digest, progress=progress)
 
 
-def _metadata(corpus: Corpus, out: Path, *, only_lengths: bool) -> Metadata:
+def _metadata(corpus: Corpus, out: Path) -> Metadata:
     try:
-        return Metadata(corpus, out.absolute().parent, only_lengths=only_lengths)
+        return Metadata(corpus, out.absolute().parent)
     except OSError as error:
         raise unreadable(out, f"cannot be written: {error.strerror}", "name another place") from error
 

@@ -44,8 +44,8 @@ _PURE: Final = """
 """Those of times with a zone, such as `+` and `year`, also depend on the connection's zone, which is UTC."""
 
 
-def check_expression(connection: Any, what: str, text: str) -> str:
-    """Return the text of an expression that may be evaluated, as an item of a SELECT.
+def check_expression(connection: Any, what: str, text: str) -> tuple[str, list[str]]:
+    """Return an expression that may be evaluated, as an item of a SELECT, and the columns that it names.
 
     Raises:
         InvalidParameter: naming what is not allowed.
@@ -70,13 +70,16 @@ def check_expression(connection: Any, what: str, text: str) -> str:
         raise _refused(what, "an expression that is not nested so deeply") from error
     if parsed.get("error"):
         raise _refused(what, f"one expression: {str(parsed.get('error_message')).splitlines()[0]}")
+    names = []
     for node in _expression(what, parsed):
         kind = node["class"]
         if kind not in _ALLOWED:
             raise _refused(what, f"an expression without {_REFUSED.get(kind, kind.lower())}")
         if kind == "FUNCTION":
             _check_function(connection, what, node)
-    return item
+        if kind == "COLUMN_REF":
+            names.append(node["column_names"][-1])
+    return item, names
 
 
 def _expression(what: str, parsed: dict[str, Any]) -> Iterator[dict[str, Any]]:

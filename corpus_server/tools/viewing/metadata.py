@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -47,26 +46,19 @@ class Metadata(Closing):
         corpus: it has a document index.
         scratch: folder for what does not fit into memory.
         beside: files of another table, which `in_order` asks.
-        only_lengths: whether a corpus without metadata will do, because nothing else is asked.
+
+    A corpus without metadata can be asked what names no column of it, such as lengths of documents.
 
     Raises:
-        UnreadableCorpus: there is none, it cannot be read, or it has other rows than documents.
+        UnreadableCorpus: it cannot be read, or it has other rows than documents.
         MissingPackage: DuckDB is not installed.
     """
 
-    def __init__(
-        self, corpus: Corpus, scratch: Path, beside: Sequence[Path] = (), *, only_lengths: bool = False
-    ) -> None:
+    def __init__(self, corpus: Corpus, scratch: Path, beside: Sequence[Path] = ()) -> None:
         self._duckdb = optional_package("duckdb", extra="views", purpose="a question about metadata")
         self._arrow = optional_package("pyarrow", extra="views", purpose="a question about metadata")
         self._corpus = corpus
         table = corpus.metadata()
-        if table is None and not only_lengths:
-            what = f"has no metadata ({METADATA_FOLDER}/*.parquet beside its shards)"
-            raise InvalidParameter(
-                f"corpus {corpus.name!r} {what}",
-                remedy="attach some: corpus-server index CORPUS --metadata TABLE",
-            )
         self.files: Sequence[Path] = () if table is None else table.paths
         columns = () if table is None else tuple(table.columns)
         if table is not None:
@@ -195,8 +187,11 @@ class Metadata(Closing):
 
     def _item(self, what: str, text: str, kinds: tuple[str, ...], accepted: str) -> tuple[str, str]:
         """Return an expression that may be evaluated, and over what: with lengths only if it names them."""
-        item, table = check_expression(self._connection, what, text), "documents"
-        if asks_length(text) and not self._has_length:
+        (item, names), table = check_expression(self._connection, what, text), "documents"
+        columns = [name for name in names if self._has_length or name.lower() != LENGTH]
+        for name in columns:
+            self._check_has_metadata(name)
+        if len(columns) < len(names):
             edges = (edges for _, edges in document_chunks(self._corpus))
             lengths = self._arrow.chunked_array(
                 [self._arrow.array(np.diff(each).astype(np.uint32)) for each in edges], type="uint32"
@@ -210,7 +205,16 @@ class Metadata(Closing):
             raise _wrong(what, f"is of type {kind}", accepted)
         return item, table
 
+    def _check_has_metadata(self, column: str) -> None:
+        if not self.files:
+            what = f"has no metadata ({METADATA_FOLDER}/*.parquet beside its shards), so no column {column!r}"
+            raise InvalidParameter(
+                f"corpus {self._corpus.name!r} {what}",
+                remedy="attach some: corpus-server index CORPUS --metadata TABLE",
+            )
+
     def _column(self, what: str, name: str) -> str:
+        self._check_has_metadata(name)
         columns = [column for column, *_ in self._rows("DESCRIBE documents")]
         columns = [each for each in columns if each not in ("file_row_number", self._number.strip('"'))]
         if name not in columns:
@@ -245,11 +249,6 @@ class Metadata(Closing):
     def close(self) -> None:
         """Close the connection and remove what it wrote."""
         self._opened.close()
-
-
-def asks_length(text: str) -> bool:
-    """Return whether an expression may name the length of documents."""
-    return re.search(rf"\b{LENGTH}\b", text, re.IGNORECASE) is not None
 
 
 def _check_names(table: DocumentTable) -> None:

@@ -178,8 +178,34 @@ def test_lists_need_no_metadata(tmp_path: Path) -> None:
     (tmp_path / "gone.txt").write_text("5\n")
     found = counts(bare, tmp_path / "a.view", "--without", tmp_path / "gone.txt")
     assert (found == (np.arange(NUM) != 5)).all()
-    run = create(bare, tmp_path / "b.view", "--where", "true")
-    assert (run.returncode, "has no metadata" in run.stderr) == (2, True)
+
+
+def test_constants_need_no_metadata(tmp_path: Path) -> None:
+    bare = write_corpus(tmp_path / "bare", [[5] * NUM])
+    assert (counts(bare, tmp_path / "a.view", "--repeat", "2") == 2).all()
+    halves = counts(bare, tmp_path / "b.view", "--where", "true", "--repeat", "1.5")
+    assert set(halves) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--where", "score > 0 or true"),
+        ("--repeat", "num_tokens * score"),
+        ("--where", "'num_tokens' = id"),
+        ("--where", "true", "--dedup", "id"),
+        ("--documents", "LIST", "--key", "id"),
+    ],
+    ids=" ".join,
+)
+def test_columns_need_metadata(tmp_path: Path, options: tuple[str, ...]) -> None:
+    bare = write_corpus(tmp_path / "bare", [[5] * NUM])
+    (tmp_path / "list.txt").write_text("5\n")
+    words = [str(tmp_path / "list.txt") if word == "LIST" else word for word in options]
+    run = create(bare, tmp_path / "a.view", *words)
+    assert run.returncode == 2
+    assert "has no metadata" in run.stderr
+    assert "index CORPUS --metadata" in run.stderr
 
 
 @pytest.mark.parametrize(
