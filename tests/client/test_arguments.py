@@ -107,14 +107,26 @@ def test_rank_comes_from_argument_then_environment(monkeypatch: pytest.MonkeyPat
 LAUNCHERS = [
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 ]
+SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "-5"}
+"""What the shell of a job's script has."""
+SALLOC = {
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_ID": "4294967290",
+    "SLURM_STEP_NUM_TASKS": "1",
+}
+"""What the shell of `salloc --ntasks=4` has."""
+TASK = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+ONE = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
 @pytest.fixture
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {name for pair in LAUNCHERS for name in pair} | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-    for name in names | {"LOCAL_WORLD_SIZE", "SLURM_STEP_ID"}:
+    for name in names | {"LOCAL_WORLD_SIZE", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID"}:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -138,26 +150,42 @@ def test_ranks_come_from_what_started_the_processes_and_the_log_says_so(
     ("environment", "place"),
     [
         ({"LOCAL_RANK": "1"}, None),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, None),
-        ({"LOCAL_RANK": "0"}, (0, 1)),
-        ({"RANK": "0", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, None),
+        ({"LOCAL_RANK": "0"}, None),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, None),
+        ({"LOCAL_WORLD_SIZE": "2"}, None),
+        ({**SCRIPT, "LOCAL_RANK": "1"}, None),
+        ({"LOCAL_RANK": "-1"}, (0, 1)),  # how some say that there is none
+        ({**ONE, "LOCAL_RANK": "0"}, (0, 1)),
+        ({**ONE, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, None),
         ({"RANK": "0", "WORLD_SIZE": "4", "PMI_RANK": "2", "PMI_SIZE": "4"}, None),
-        (
-            {"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"},
-            None,
-        ),
-        # A job's script that starts mpirun: Slurm's variables are those of the script in all processes.
-        (
-            {
-                "OMPI_COMM_WORLD_RANK": "2",
-                "OMPI_COMM_WORLD_SIZE": "4",
-                "SLURM_PROCID": "0",
-                "SLURM_NTASKS": "4",
-            },
-            (2, 4),
-        ),
         ({"PMI_RANK": "x", "PMI_SIZE": "4"}, None),
-        ({"SLURM_PROCID": "0"}, (0, 1)),  # an allocation's shell
+        # A rank without a number of ranks
+        ({"OMPI_COMM_WORLD_RANK": "1"}, None),
+        ({"PMI_RANK": "1"}, None),
+        ({"SLURM_PROCID": "1"}, None),
+        ({**SCRIPT, "PMI_RANK": "1"}, None),
+        ({**ONE, "SLURM_PROCID": "3"}, None),
+        ({"RANK": "5", "WORLD_SIZE": "8", "PMI_RANK": "1"}, (5, 8)),
+        # Tasks of srun
+        (TASK, (2, 4)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2)),
+        ({**TASK, "SLURM_NTASKS": "16"}, (2, 4)),  # srun --preserve-env --ntasks=4 in a job of 16
+        ({**ONE, **TASK}, None),
+        ({**ONE, "SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "4", **TASK}, None),
+        ({"RANK": "0", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "7", **TASK}, (0, 4)),  # one process a node
+        ({**ONE, "TORCHELASTIC_RUN_ID": "7", **TASK}, None),  # torchrun --standalone in each task
+        ({"RANK": "17", "WORLD_SIZE": "32", "TORCHELASTIC_RUN_ID": "7", **TASK}, (17, 32)),
+        # The shell of a job's script or of salloc: python, torchrun, mpirun
+        ({"SLURM_PROCID": "0"}, (0, 1)),
+        (SCRIPT, (0, 4)),
+        (SALLOC, (0, 1)),
+        ({"SLURM_NTASKS": "4"}, (0, 1)),
+        ({**ONE, **SCRIPT}, (0, 1)),
+        ({"RANK": "2", "WORLD_SIZE": "4", **SCRIPT}, (2, 4)),
+        ({"RANK": "2", "WORLD_SIZE": "4", **SALLOC}, (2, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", **SCRIPT}, (2, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", **SALLOC}, (2, 4)),
     ],
     ids=str,
 )
@@ -171,8 +199,19 @@ def test_an_environment_that_contradicts_itself_is_refused(
     if place is not None:
         assert find_rank(None, None) == place
         return
-    with pytest.raises(errors.InvalidArgument, match=r"contradict each other|says that several|must both be"):
+    with pytest.raises(errors.InvalidArgument, match=r"contradict each other|one of several|must both be"):
         find_rank(None, None)
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_a_rank_without_a_size_is_refused_with_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(
+        errors.InvalidArgument, match=r"PMI_RANK=1 without PMI_SIZE, LOCAL_RANK=0: .* set RANK and WORLD_SIZE"
+    ):
+        find_rank(None, None)
+    assert find_rank(0, 1) == (0, 1)
 
 
 def test_ranks_are_as_many_as_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,19 +13,18 @@ from corpus_client import errors
 from corpus_client.plan.document import MAX_STEP, integer
 
 RANK_AND_SIZE = ("RANK", "WORLD_SIZE")
-SLURM = ("SLURM_PROCID", "SLURM_NTASKS")
-LAUNCHERS = (
-    RANK_AND_SIZE,
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    SLURM,
-)
-"""Where a rank and the number of ranks stand in the environment; the first that is there decides.
-
-Slurm comes last: within a job, mpirun starts processes that all have the variables of the job's script.
-"""
+MPIRUN = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+SLURM_STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+"""What srun sets in each of its tasks. `srun --preserve-env`, by which salloc starts its shell, leaves the
+job's SLURM_NTASKS. SLURM_STEP_ID tells no task: the shell of a job's script has it since Slurm 26.05."""
+SLURM_JOB = ("SLURM_PROCID", "SLURM_NTASKS")
+"""What the shell of a job's script has, as task 0, and a task's container that is given these two alone."""
 
 log = logging.getLogger("corpus_client")
+
+Names = tuple[str, str]
+"""Variables of the environment: of the rank, and of the number of ranks."""
+Place = tuple[int, int | None]
 
 ContextOrder = Literal["contiguous", "zigzag", "documents"]
 
@@ -71,7 +70,8 @@ class Placement:
 
     Args:
         rank, world_size: default torch.distributed, then RANK and WORLD_SIZE, then what mpirun
-            (`OMPI_COMM_WORLD_RANK`, `PMI_RANK`) or srun (`SLURM_PROCID`) set, then 0 and 1.
+            (`OMPI_COMM_WORLD_RANK`, `PMI_RANK`) or srun (`SLURM_PROCID`) set, then 0 and 1. Variables that
+            contradict each other are refused, and those of several processes that do not say of how many.
         mesh: a named `DeviceMesh` instead of these. Processes that differ only in other dimensions than
             `data_dims` get the same batch, by the same requests.
         data_dims: dimensions of the mesh over which rows are divided, the first one slowest.
@@ -231,55 +231,78 @@ def _from_torch() -> tuple[int, int] | None:
 
 def _from_environment() -> tuple[int, int]:
     """Return (rank, world size) as RANK and WORLD_SIZE say, else as what started the processes says."""
-    found = {names: _pair(*names) for names in LAUNCHERS}
+    slurm = SLURM_STEP if os.environ.get(SLURM_STEP[1]) else SLURM_JOB
+    # The first that is there decides; Slurm last, as mpirun's processes inherit the variables of its shell.
+    found = {names: _pair(*names) for names in (RANK_AND_SIZE, *MPIRUN, slurm)}
     said = {names: place for names, place in found.items() if place is not None}
-    if not said:
-        local = os.environ.get("LOCAL_RANK", "")
-        if (local.isdecimal() and int(local) > 0) or ranks_on_host() > 1:
-            raise errors.InvalidArgument(
-                f"LOCAL_RANK={local or 0} says that several processes run, and neither RANK and WORLD_SIZE "
-                "nor torch.distributed say which rows this one reads; set both, call init_process_group "
-                "first, or pass rank and world_size (placement=Placement(...) of a CorpusLoader)"
-            )
+    # A job's script hands its own variables to all that it starts: they contradict nothing, and are a guess.
+    shell = said.pop(SLURM_JOB)[1] if said.get(SLURM_JOB, (1, None))[0] == 0 else None
+    sized = [(names, (rank, size)) for names, (rank, size) in said.items() if size is not None]
+    if sized:
+        names, (rank, world_size) = sized[0]
+        _check_agreement(names, rank, world_size, said)
+        if names != RANK_AND_SIZE:
+            _log_place(logging.INFO, rank, world_size, names)
+        return rank, world_size
+    _check_alone(said)
+    if shell is None:
         return 0, 1
-    names, (rank, world_size) = next(iter(said.items()))
+    _log_place(logging.WARNING, 0, shell, SLURM_JOB)
+    return 0, shell
+
+
+def _check_agreement(names: Names, rank: int, world_size: int, said: dict[Names, Place]) -> None:
+    """Refuse variables that say that more processes run than are known, or that two have the same rank."""
+    # torchrun, started once a node by srun or mpirun, has an order of its own: node10 comes before node9.
+    may_reorder = names == RANK_AND_SIZE and "TORCHELASTIC_RUN_ID" in os.environ
     for others, (other_rank, other_size) in said.items():
-        # Of a job's script and not of a step, Slurm's variables are the same in all processes of mpirun.
-        is_of_step = others != SLURM or "SLURM_STEP_ID" in os.environ
-        same_size_other_rank = other_size == world_size and other_rank != rank
-        if is_of_step and (other_size > world_size or same_size_other_rank):
+        is_larger = (other_rank + 1 if other_size is None else other_size) > world_size
+        is_reordered = other_size == world_size and other_rank != rank and not may_reorder
+        if is_larger or is_reordered:
             raise errors.InvalidArgument(
                 f"{_said(names)} and {_said(others)} contradict each other: several processes would read the "
                 "same rows; unset those that are wrong, or pass rank and world_size "
                 "(placement=Placement(...) of a CorpusLoader)"
             )
-    if names != RANK_AND_SIZE:
-        is_sure = names != SLURM or "SLURM_STEP_ID" in os.environ
-        log.log(
-            logging.INFO if is_sure else logging.WARNING,
-            "rank %d of %d, by %s; placement= says otherwise",
-            rank,
-            world_size,
-            _said(names),
+
+
+def _check_alone(said: dict[Names, Place]) -> None:
+    """Refuse variables of several processes that do not say how many there are."""
+    found = [_said(names) for names in said]
+    for name, least in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 2)):
+        text = os.environ.get(name, "")
+        if text.isdecimal() and int(text) >= least:
+            found.append(f"{name}={text}")
+    if found:
+        raise errors.InvalidArgument(
+            f"{', '.join(found)}: this is one of several processes, and nothing says how many read rows; set "
+            "RANK and WORLD_SIZE (0 and 1 for a single process), call init_process_group first, or pass rank "
+            "and world_size (placement=Placement(...) of a CorpusLoader)"
         )
-    return rank, world_size
 
 
-def _pair(rank_name: str, size_name: str) -> tuple[int, int] | None:
+def _pair(rank_name: str, size_name: str) -> Place | None:
+    """Return (rank, size) of two variables; of all but RANK, a rank above 0 may have no size."""
     texts = {name: os.environ.get(name) for name in (rank_name, size_name)}
-    if rank_name != "RANK" and not all(texts.values()):  # set for other ends, too
-        return None
-    if not any(texts.values()):
+    rank_text, size_text = texts.values()
+    if not rank_text and (rank_name != "RANK" or not size_text):  # salloc's shell has SLURM_NTASKS alone
         return None
     try:
-        rank, world_size = (int(text or "") for text in texts.values())
+        rank = int(rank_text or "")
+        if size_text or rank_name == "RANK":
+            return rank, int(size_text or "")
     except ValueError as error:
         raise errors.InvalidArgument(
             f"{rank_name} and {size_name} must both be set to integers, got {texts}; or pass rank= and "
             "world_size="
         ) from error
-    return rank, world_size
+    return (rank, None) if rank > 0 else None
 
 
-def _said(names: tuple[str, str]) -> str:
-    return " ".join(f"{name}={os.environ.get(name)}" for name in names)
+def _log_place(level: int, rank: int, world_size: int, names: Names) -> None:
+    log.log(level, "rank %d of %d, by %s; placement= says otherwise", rank, world_size, _said(names))
+
+
+def _said(names: Names) -> str:
+    rank, size = (os.environ.get(name) for name in names)
+    return f"{names[0]}={rank} {names[1]}={size}" if size else f"{names[0]}={rank} without {names[1]}"

@@ -52,7 +52,7 @@ def test_a_loop_of_torchrun(corpora: Corpora, replicas: Replicas, tmp_path: Path
 @pytest.mark.parametrize(
     "variables",
     [
-        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ],
     ids=["srun", "mpirun"],
