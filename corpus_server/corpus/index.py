@@ -172,8 +172,8 @@ def _index_file(
         elif isinstance(error, BlockingIOError):
             remedy = "wait until it is done"
         raise unreadable(sidecar, what, remedy) from error
-    edges = np.concatenate([run.tokens[[0, -1]] for run in runs if run.num_tokens] or [np.empty(0, int)])
-    is_cut = edges.size > 0 and int(edges[0 if eot_first else -1]) != eot
+    edges = [token for run in runs for token in run.known_edges or ()]
+    is_cut = bool(edges) and edges[0 if eot_first else -1] != eot
     num_found = None if eot is None else header.num_documents - is_cut
     return IndexedShard(name, "written" if kept is None else "kept", sidecar, header.num_documents, num_found)
 

@@ -139,10 +139,15 @@ class Shard(Closing):
 
     @property
     def known_edges(self) -> tuple[int, int] | None:
-        """The first and the last token; None if there is none, or if it takes a request to know them."""
+        """The first and the last token; None if there is none, or if it takes a request to know them.
+
+        Raises:
+            CorpusChanged, ReadFailed: the file is not what was opened.
+        """
         if not self.num_tokens or not self.file.is_local:
             return self.edges
-        return int(self.tokens[0]), int(self.tokens[-1])
+        with self.file.unchanged():  # plans are refused by these tokens: zeros must not count as some
+            return int(self.tokens[0]), int(self.tokens[-1])
 
     def read_edges(self) -> None:
         """Read the first and the last token, from the file."""

@@ -96,8 +96,8 @@ class CumulativeEnds(DocumentIndex):
 
     def document_range(self, number: int) -> tuple[int, int]:
         """Return the tokens `(start, stop)` of document `number` in [0, num_documents)."""
-        self.file.check_unchanged()
-        start, stop = self.ends(number - 1, 2).tolist() if number else (0, int(self.ends(0, 1)[0]))
+        with self.file.unchanged():
+            start, stop = self.ends(number - 1, 2).tolist() if number else (0, int(self.ends(0, 1)[0]))
         if 0 <= start <= stop <= self.num_tokens:
             return start, stop
         raise ReadFailed(
@@ -136,10 +136,11 @@ class CumulativeEnds(DocumentIndex):
         """See `DocumentIndex.holding`."""
         if not self.num_documents:
             return np.empty(0, np.int64), np.zeros_like(starts)
-        # The first document that ends behind a token holds it: empty ones before it end at or before it.
-        low, high = self._first_behind(np.stack((starts, stops - 1)))
-        ranges, numbers = expanded(low, np.minimum(high + 1, self.num_documents) - low)
-        begins, ends = self.edges(numbers, 1).T
+        with self.file.unchanged():
+            # The first document that ends behind a token holds it: empty ones before it end at or before it.
+            low, high = self._first_behind(np.stack((starts, stops - 1)))
+            ranges, numbers = expanded(low, np.minimum(high + 1, self.num_documents) - low)
+            begins, ends = self.edges(numbers, 1).T
         held = begins < ends
         return numbers[held], np.bincount(ranges[held], minlength=starts.size)
 
@@ -186,8 +187,8 @@ class CumulativeEnds(DocumentIndex):
 
     def sequence_lengths(self) -> Ends:
         """Return the tokens of each document."""
-        self.file.check_unchanged()
-        return np.diff(self.ends(0, self.num_documents), prepend=0)
+        with self.file.unchanged():
+            return np.diff(self.ends(0, self.num_documents), prepend=0)
 
     def find_problem(self) -> str | None:
         """Read all ends in bounded memory; return the first contradiction, or None."""

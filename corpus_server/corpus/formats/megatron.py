@@ -196,8 +196,8 @@ class MegatronIndex(CumulativeEnds):
 
     def sequence_lengths(self) -> Ends:
         """Return the tokens of each sequence: Megatron shuffles these, and a document may have several."""
-        self.file.check_unchanged()
-        return self._lengths(0, self.num_sequences)
+        with self.file.unchanged():
+            return self._lengths(0, self.num_sequences)
 
     def find_problem(self) -> str | None:
         """Read the whole index in bounded memory; return the first contradiction, or None."""

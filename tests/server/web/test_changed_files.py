@@ -14,7 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.corpora import megatron_index, rewrite_in_place, some_tokens, write_raw
+from corpus_server.corpus.index import index
+from tests.corpora import (
+    megatron_index,
+    rewrite_in_place,
+    some_tokens,
+    spec,
+    write_llmc,
+    write_megatron,
+    write_raw,
+)
 from tests.reference import batch, one_source
 from tests.serving import RunningServer, check_problem
 from tests.views import write_corpus, write_view
@@ -181,6 +190,36 @@ def test_a_view_that_is_truncated_is_refused(tmp_path: Path, keep: float) -> Non
         for path, query in targets:
             check_problem(server.get(path, **query), 503, "corpus-changed")
         assert server.get("/v1/corpora/web/tokens", start=5, count=500).status == 200
+
+
+def test_no_plan_is_refused_for_good_by_the_zeros_of_a_truncated_file(tmp_path: Path) -> None:
+    """With the digests of its documents or without; a client gives up at a 4xx, and tries others at a 503."""
+    paths = dict[str, Path]()
+    for keep in (0, 20_000, 39_999):
+        for kind, name in (
+            ("meg", "0.bin"),
+            ("meg", "0.idx"),
+            ("llmc", "0.bin"),
+            ("llmc", "0.bin.documents"),
+        ):
+            folder = tmp_path / f"{kind}-{name}-{keep}"
+            folder.mkdir()
+            if kind == "llmc":
+                write_llmc(folder / "0.bin", [9, *range(10, 40)] * 6000)
+                index(spec(folder, eot=9))
+            else:
+                write_megatron(folder / "0", [[*range(10, 29), 9]] * 6000)
+            paths[folder.name] = folder / name
+    corpora = {name: f"{path.parent},eot=9" for name, path in paths.items()}
+    bare = {name: one_source(name, 64, 2, rows="documents") for name in corpora}
+    arguments = [f"{name}={path}" for name, path in corpora.items()]
+    with RunningServer({}, tmp_path / "before", arguments=arguments) as server:
+        canonical = {name: server.post_plan(plan).json()["plan"] for name, plan in bare.items()}
+    with RunningServer({}, tmp_path / "server", arguments=arguments) as server:
+        for name, path in paths.items():
+            os.truncate(path, int(name.rpartition("-")[2]))
+            for plan in (bare[name], canonical[name]):
+                check_problem(server.post_plan(plan), 503, "corpus-changed")
 
 
 @pytest.mark.parametrize("name", ["v.view", "web/0.bin.documents", "pair.idx", "masked.bin.mask.npy"])
