@@ -66,7 +66,6 @@ _last_fault = [0]
 # Each change, and the handler's copy, is one operation of C code that no other thread and no garbage
 # collection interrupts: no lock is needed. A garbage collection may close files at any time.
 _ranges: set[GuardedRange] = set()
-_installed: list[object] = []
 
 
 def guard(start: int, num_bytes: int) -> GuardedRange:
@@ -101,17 +100,20 @@ def libc() -> ctypes.CDLL:
     return library
 
 
-@cache
 def install() -> bool:
-    """Install the handler for this process, once; return whether it is installed.
+    """Install the handler for this process; return whether it is installed.
 
-    Only 64-bit Linux is supported. Elsewhere a file that is truncated while it is read may end the process.
+    Each time anew: a library that was loaded since may have installed its own, as Ray does. Only 64-bit Linux
+    is supported. Elsewhere a file that is truncated while it is read may end the process.
     """
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
-    action = _SignalAction(sa_sigaction=_make_handler(), sa_flags=_SA_SIGINFO | _SA_NODEFER)
-    _installed.append(action)  # the handler must live as long as the process
-    return bool(libc().sigaction(signal.SIGBUS, ctypes.byref(action), None) == 0)
+    return bool(libc().sigaction(signal.SIGBUS, ctypes.byref(_action()), None) == 0)
+
+
+@cache  # the handler must live as long as the process
+def _action() -> _SignalAction:
+    return _SignalAction(sa_sigaction=_make_handler(), sa_flags=_SA_SIGINFO | _SA_NODEFER)
 
 
 def _make_handler() -> Callable[..., None]:
