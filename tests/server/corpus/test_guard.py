@@ -94,6 +94,22 @@ print("still alive", flush=True)
     assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "alive\n")
 
 
+def test_it_is_installed_anew_after_another_handler_was(tmp_path: Path) -> None:
+    """Ray installs its own in a process that starts it, as `faulthandler` does here."""
+    program = """
+import faulthandler
+assert mapguard.install()
+faulthandler.enable()
+assert mapguard.install()
+view = mapped(1)
+guarded = guard(view)
+os.truncate(path, 0)
+print(view[0], guarded.num_faults)
+"""
+    ended = run(program, tmp_path / "cut")
+    assert (ended.returncode, ended.stdout) == (0, "0 1\n"), ended.stderr
+
+
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_file_is_under_guard_until_it_is_closed(tmp_path: Path, closes: bool) -> None:
     """Then other memory may come to lie at its addresses."""
