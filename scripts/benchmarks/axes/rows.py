@@ -1,6 +1,8 @@
 """Measure the rows that join documents beside windows: tokens per second and their CPU, warm and cold.
 
-With `--before`, warm, windows and rows of documents of that commit's server are beside them.
+With `--before`, warm, windows and rows of documents of that commit's server are beside them. The limits are
+the strongest bare TCP server of each round, see `peers/bare.py`, of windows and of as many equal pieces as
+packed rows have.
 
 One corpus holds documents of web-like lengths (median 400 tokens, mean 1,000). A loader for each kind of rows
 takes batches from it, so that only where the tokens lie differs; warm, also from a view of half of it. Cold,
@@ -22,13 +24,14 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.tools.viewing.make import make_view
 from scripts.benchmarks import corpus, disk
 from scripts.benchmarks.axes.packing import lognormal
-from scripts.benchmarks.contender import Shape
+from scripts.benchmarks.contender import Contender, Shape, check
 from scripts.benchmarks.contest import BEFORE, shapes_of
 from scripts.benchmarks.corpus import NAME, VOCABULARY
 from scripts.benchmarks.measure import DELIVERY, SPEED, Rounds, measure_once
-from scripts.benchmarks.ours import Ours
+from scripts.benchmarks.ours import IN_FLIGHT, Ours, steps_per_request
+from scripts.benchmarks.peers import bare
 from scripts.benchmarks.report import Options, Report
-from scripts.benchmarks.servers import checked_out, serving
+from scripts.benchmarks.servers import checked_out, serving, spawn_peer
 from tests.corpora import megatron_index
 
 HELP = "rows of documents beside windows, Megatron's rows and those of a view, warm and cold"
@@ -41,6 +44,7 @@ WINDOWS, DOCUMENTS, MEGATRON = "windows", "rows of documents", "Megatron's rows"
 OF_VIEW, DOCUMENTS_OF_VIEW = "windows of a view", "rows of documents of a view"
 EARLIER = f", {BEFORE}"
 IN_BLOCKS = "rows of documents, sequential, blocks of 4,096"
+LIMIT, LIMIT_OF_PIECES = "strongest bare TCP", "strongest bare TCP, pieces"
 OF_WINDOWS = 0.6  # of the tokens/s of windows, wanted of other rows
 
 
@@ -54,8 +58,11 @@ def measure(options: Options) -> Report:
             measured(rounds, path, shape, options)
             report.data[rounds.title] = rounds.summary()
             before = [(name, name + EARLIER) for name in _plans(options) if name + EARLIER in rounds.values]
-            others = [(name, WINDOWS) for name in rounds.values if name != WINDOWS and EARLIER not in name]
-            report.tables.extend([rounds.table(), rounds.ratio_table(others + before)])
+            kinds = (*_plans(options), OF_VIEW, DOCUMENTS_OF_VIEW, IN_BLOCKS)
+            others = [(name, WINDOWS) for name in kinds if name in rounds.values and name != WINDOWS]
+            limits = [(WINDOWS, LIMIT), (DOCUMENTS, LIMIT_OF_PIECES)] if measured is _warm else []
+            before += [(name, WINDOWS + EARLIER) for name, _ in others if before]
+            report.tables.extend([rounds.table(), rounds.ratio_table(others + before + limits)])
             if measured is _warm:
                 for name in (DOCUMENTS, MEGATRON, OF_VIEW, DOCUMENTS_OF_VIEW):
                     report.targets.append(rounds.target(name, SPEED, "at least", OF_WINDOWS, to=WINDOWS))
@@ -79,13 +86,29 @@ def _warm(rounds: Rounds, path: Path, shape: Shape, options: Options) -> None:
             tree = stack.enter_context(checked_out(options.before))
             earlier = stack.enter_context(serving({NAME: served(path)}, tree=tree))
             plans += [(name + EARLIER, earlier, plan) for name, plan in _plans(options).items()]
-        loaders = [
-            stack.enter_context(closing(Ours(name, its, shape, path, **plan))) for name, its, plan in plans
-        ]
+        everybody: dict[str, tuple[Contender, Shape]] = {}
+        for name, its, plan in plans:
+            everybody[name] = stack.enter_context(closing(Ours(name, its, shape, path, **plan))), shape
+        peer = stack.enter_context(spawn_peer("bare", path))
+        limits: dict[str, list[str]] = {LIMIT: [], LIMIT_OF_PIECES: []}
+        for limit, ranges in ((LIMIT, shape), (LIMIT_OF_PIECES, _pieces_of(shape))):
+            for make in bare.makers(peer, ranges, steps_per_request(shape), IN_FLIGHT, ("join", "sendmsg")):
+                contender = stack.enter_context(closing(make()))
+                check(contender, path, ranges)
+                limits[limit].append(f"{contender.name}, {ranges}")
+                everybody[limits[limit][-1]] = contender, ranges
         corpus.warm(path)
         for number in range(options.rounds):
-            for loader in loaders if number % 2 == 0 else reversed(loaders):
-                rounds.add(loader.name, measure_once(loader, shape, options.seconds))
+            for name in everybody if number % 2 == 0 else reversed(everybody):
+                rounds.add(name, measure_once(*everybody[name], options.seconds))
+        for limit, names in limits.items():
+            rounds.add_strongest(limit, names)
+
+
+def _pieces_of(shape: Shape) -> Shape:
+    """Return as many equal pieces as packed rows of a shape have, and nearly as many tokens."""
+    pieces = shape.rows + shape.num_tokens // MEAN  # a row begins one, and each document in it
+    return Shape(rows=pieces, length=shape.num_tokens // pieces)
 
 
 def _cold(rounds: Rounds, path: Path, shape: Shape, options: Options) -> None:

@@ -17,7 +17,7 @@ import contextlib
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -99,13 +99,15 @@ class Bare(Peer):
         self._asked += self._steps
 
 
-def makers(peer: Address, shape: Shape, steps: int, in_flight: int) -> Iterator[partial[Bare]]:
-    """Yield what connects every way to send, with few bytes in flight and with our client's.
+def makers(
+    peer: Address, shape: Shape, steps: int, in_flight: int, sendings: Sequence[Sending] = SENDINGS
+) -> Iterator[partial[Bare]]:
+    """Yield what connects some ways to send, with few bytes in flight and with our client's.
 
     Args:
         steps, in_flight: of our client: steps of a request, and requests.
     """
-    for sending in SENDINGS:
+    for sending in sendings:
         make = partial(Bare, peer=peer, shape=shape, sending=sending)
         yield partial(make, f"bare {sending}, {FEW} steps in flight")
         name = f"bare {sending}, {in_flight} x {steps} steps in flight"
