@@ -124,7 +124,7 @@ class LoaderStats:
     num_recorded_rows: int = 0  # whose losses `CorpusLoader.record` took
     num_written_rows: int = 0  # of these, in files of `record_dir`
     num_lost_rows: int = 0  # of these, in no file and never to be: the disk or the device was behind
-    ready_slots: int = 0  # filled, and waiting at this moment
+    ready_slots: int = 0  # that hold batches which were not taken yet, at this moment
     num_slots: int = 0
     slot_bytes: int = 0  # of all slots
     pinned_bytes: int = 0  # of these, page-locked

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def line(stats: LoaderStats) -> str:
-    """Return `12.3 M tokens/s, 4% waiting (network), 30/31 slots ready`. stats: of the time shown."""
+    """Return `12.3 M tokens/s, 4% waiting (network), 31/31 slots ready`. stats: of the time shown."""
     cause = stats.wait.cause
     why = f" ({cause})" if cause and stats.wait_share >= 0.005 else ""
     return (

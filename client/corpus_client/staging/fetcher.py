@@ -99,6 +99,11 @@ class FilledSlot:
     groups: list[Group] = field(default_factory=list)
     num_uploaded: int = 0
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether the training loop has not read all of its batches."""
+        return self.num_uploaded < self.num_steps or any(group.unread for group in self.groups)
+
 
 class SlotQueues:
     """What the fetcher thread and the training loop share."""

@@ -54,6 +54,13 @@ class Pipeline:
         self._closer = weakref.finalize(self, self.queues.stop)
         self.queues.thread.start()
 
+    @property
+    def num_ready(self) -> int:
+        """How many filled slots hold batches that were not read yet; from any thread."""
+        held = [*self._in_use, self._uploading]
+        unread = [each for each in held if each and each.has_unread]
+        return self.queues.num_ready + len(unread)
+
     def take(self, use: Callable[[Stored], T]) -> tuple[int, T]:
         """Return (step, what `use` makes of its batch); raise `StopIteration` after the last step."""
         self._recorder.ask()

@@ -46,7 +46,7 @@ class DeviceSession:
         """Return the fields of `LoaderStats` that are about slots and copies; from any thread."""
         pipeline, memory, stager = self.pipeline, self._memory, self.stager
         return {
-            "ready_slots": 0 if pipeline is None else pipeline.queues.num_ready,
+            "ready_slots": 0 if pipeline is None else pipeline.num_ready,
             "slot_bytes": 0 if memory is None else memory.nbytes,
             "pinned_bytes": 0 if memory is None else self._pinned_bytes,
             "device_bytes": stager.num_bytes,

@@ -6,6 +6,7 @@ import gc
 import mmap
 import os
 import random
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from corpus_client import CorpusLoader
+from corpus_client import CorpusLoader, LoaderStats
 from corpus_client.staging.ring import GROUP_BYTES, NUM_BUFFERS, transfer_stream
 from tests.client.cuda.conftest import Accelerator
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
@@ -132,6 +133,30 @@ def test_the_same_check_notices_a_broken_order(
     wrong = num_wrong(loader, corpus, accelerator, 150, **delays)
     print(broken.__name__, wrong)
     assert wrong > 0
+
+
+def test_slots_count_as_ready_until_their_batches_are_taken(
+    make_loader: MakeLoader, accelerator: Accelerator
+) -> None:
+    """The device is late: every slot is uploaded and none is free again, but batches are there."""
+    loader = make_loader(device=accelerator.name, prefetch_bytes=1 << 14, in_flight=1)
+    num_bytes = 2 * next(loader).tokens.numel()  # as stored
+    with accelerator.held():
+        while loader.stats().ready_slots or settled(loader).ready_slots:
+            next(loader)
+    stats = loader.stats()
+    assert stats.num_slots >= 4
+    assert stats.num_batches * num_bytes == stats.received_bytes
+
+
+def settled(loader: CorpusLoader) -> LoaderStats:
+    """Return the loader's figures once it has fetched what there is room for."""
+    stats = loader.stats()
+    while True:
+        time.sleep(0.1)
+        if (now := loader.stats()).received_bytes == stats.received_bytes:
+            return now
+        stats = now
 
 
 def test_a_dropped_batch_is_not_reused_before_its_last_reader(
