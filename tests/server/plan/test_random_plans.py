@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from random import Random
 
 import pytest
 
@@ -13,6 +12,7 @@ from tests.second import SecondPlan
 from tests.server.plan.drawn import (
     PLANS,
     PLANS_A_TEST,
+    Draw,
     accepted_plan,
     draw_plan,
     draw_steps,
@@ -25,7 +25,7 @@ from tests.server.plan.drawn import (
 @pytest.mark.parametrize("first", range(0, PLANS, PLANS_A_TEST))
 def test_random_plans(first: int) -> None:
     for seed in range(first, first + PLANS_A_TEST):
-        random = Random(seed)
+        random = Draw(seed)
         document, shard_tokens, sampler = accepted_plan(random)
         case = f"seed {seed}: {json.dumps(document)} over {json.dumps(shard_tokens)}"
         plan = SecondPlan(document, shard_tokens)
@@ -43,7 +43,7 @@ def test_random_plans(first: int) -> None:
 
 
 def test_random_plans_cover_what_the_page_defines() -> None:
-    counts = Counter(feature for seed in range(PLANS) for feature in features(*draw_plan(Random(seed))))
+    counts = Counter(feature for seed in range(PLANS) for feature in features(*draw_plan(Draw(seed))))
     assert set(counts) == {
         *(
             *(f"order {each}" for each in PLAIN_ORDERS),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 
 import pytest
 
@@ -12,6 +11,7 @@ from tests.plans import EPOCH_ORDERS
 from tests.server.plan.drawn import (
     PLANS,
     PLANS_A_TEST,
+    Draw,
     accepted_case,
     check_id,
     check_rows,
@@ -24,7 +24,7 @@ from tests.server.plan.drawn import (
 @pytest.mark.parametrize("first", range(0, PLANS, PLANS_A_TEST))
 def test_random_plans_with_rows_of_documents(first: int) -> None:
     for seed in range(first, first + PLANS_A_TEST):
-        random = Random(seed)
+        random = Draw(seed)
         case = accepted_case(random, draw_packed_plan)
         plan = case.second
         check_id(case, plan)
@@ -55,7 +55,7 @@ def packed_features(case: PackedCase) -> set[str]:
 
 def test_random_plans_with_rows_of_documents_cover_what_the_page_defines() -> None:
     counts = Counter(
-        feature for seed in range(PLANS // 5) for feature in packed_features(draw_packed_plan(Random(seed)))
+        feature for seed in range(PLANS // 5) for feature in packed_features(draw_packed_plan(Draw(seed)))
     )
     assert set(counts) == {
         *(f"order {each}" for each in (*EPOCH_ORDERS, "bounded", "left out")),

@@ -23,7 +23,7 @@ from corpus_server.plan.questions.diff import (
 )
 from corpus_server.plan.stage import MAX_STEP
 from corpus_server.work import Budget, Limits
-from tests.server.plan.drawn import accepted_plan, draw_plan, draw_ranges
+from tests.server.plan.drawn import Draw, accepted_plan, draw_plan, draw_ranges
 from tests.server.plan.drawn import sampler_of as random_sampler
 
 
@@ -375,8 +375,8 @@ class Spent(Budget):
 def test_a_diff_of_random_plans_ends_within_its_budget(first: int, rows: int) -> None:
     """Of two plans over the same corpora, and of plans that exclude other tokens alone."""
     for seed in range(first, first + 50):
-        document, shard_tokens, sampler = accepted_plan(Random(seed))
-        for other in (draw_plan(Random(seed + 1))[0], excluding(Random(seed), document, shard_tokens)):
+        document, shard_tokens, sampler = accepted_plan(Draw(seed))
+        for other in (draw_plan(Draw(seed + 1))[0], excluding(Random(seed), document, shard_tokens)):
             try:
                 against = random_sampler(other, shard_tokens)
             except (InvalidPlan, KeyError):  # of other corpora
