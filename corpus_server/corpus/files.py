@@ -13,8 +13,9 @@ import errno
 import mmap
 import os
 import resource
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Protocol, Self
 
@@ -74,8 +75,10 @@ class OpenFile(Closing):
         self._opened = status
         self._change: str | None = None  # what `check_unchanged` found first
 
-    def __del__(self) -> None:
-        if self.is_local:  # an attached file may still be read through its map
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An attached file may still be read through its map. A process that ends closes its files by itself,
+        # and may have taken the names out of this module that `close` needs.
+        if self.is_local and not is_ending():
             self.close()
 
     @property

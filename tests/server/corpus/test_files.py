@@ -6,6 +6,8 @@ import errno
 import mmap
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -83,6 +85,20 @@ def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     other.check_unchanged()
     other.close()
     assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("state", ["open", "closed"])
+def test_a_process_that_froze_its_objects_ends_in_silence(tmp_path: Path, state: str) -> None:
+    """`gc.freeze` keeps modules and all that they refer to until Python has taken the names out of them."""
+    (tmp_path / "a").write_bytes(b"0123")
+    code = (
+        "import gc, json, sys; from pathlib import Path; from corpus_server.corpus.files import OpenFile\n"
+        "json.kept = OpenFile(Path(sys.argv[1])); json.kept.map()\n"
+        "if sys.argv[2] == 'closed': json.kept.close()\n"
+        "gc.freeze()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a", state], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
