@@ -163,7 +163,13 @@ def test_ranks_come_from_what_started_the_processes_and_the_log_says_so(
         ({"OMPI_COMM_WORLD_RANK": "1"}, None),
         ({"PMI_RANK": "1"}, None),
         ({"SLURM_PROCID": "1"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, None),
+        ({"PMI_RANK": "0"}, None),
+        ({"PMI_RANK": "0", "SLURM_PROCID": "0"}, None),
+        ({**SCRIPT, "PMI_RANK": "0"}, None),
         ({**SCRIPT, "PMI_RANK": "1"}, None),
+        ({**ONE, "PMI_RANK": "0"}, (0, 1)),
+        ({"PMI_RANK": "-1"}, (0, 1)),
         ({**ONE, "SLURM_PROCID": "3"}, None),
         ({"RANK": "5", "WORLD_SIZE": "8", "PMI_RANK": "1"}, (5, 8)),
         # Tasks of srun
@@ -212,6 +218,19 @@ def test_a_rank_without_a_size_is_refused_with_what_was_found(monkeypatch: pytes
     ):
         find_rank(None, None)
     assert find_rank(0, 1) == (0, 1)
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_a_place_in_the_script_of_a_job_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of `sbatch` without `--ntasks`, where nothing else tells the script from a task."""
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    with caplog.at_level("INFO"):
+        assert find_rank(None, None) == (0, 1)
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("INFO", "rank 0 of 1, by SLURM_PROCID=0 without SLURM_NTASKS; placement= says otherwise")
+    ]
 
 
 def test_ranks_are_as_many_as_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:

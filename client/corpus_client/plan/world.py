@@ -236,7 +236,7 @@ def _from_environment() -> tuple[int, int]:
     found = {names: _pair(*names) for names in (RANK_AND_SIZE, *MPIRUN, slurm)}
     said = {names: place for names, place in found.items() if place is not None}
     # A job's script hands its own variables to all that it starts: they contradict nothing, and are a guess.
-    shell = said.pop(SLURM_JOB)[1] if said.get(SLURM_JOB, (1, None))[0] == 0 else None
+    shell = said.pop(SLURM_JOB) if said.get(SLURM_JOB, (1, None))[0] == 0 else None
     sized = [(names, (rank, size)) for names, (rank, size) in said.items() if size is not None]
     if sized:
         names, (rank, world_size) = sized[0]
@@ -247,8 +247,10 @@ def _from_environment() -> tuple[int, int]:
     _check_alone(said)
     if shell is None:
         return 0, 1
-    _log_place(logging.WARNING, 0, shell, SLURM_JOB)
-    return 0, shell
+    rank, num_tasks = shell
+    level, world_size = (logging.INFO, 1) if num_tasks is None else (logging.WARNING, num_tasks)
+    _log_place(level, rank, world_size, SLURM_JOB)
+    return rank, world_size
 
 
 def _check_agreement(names: Names, rank: int, world_size: int, said: dict[Names, Place]) -> None:
@@ -282,7 +284,7 @@ def _check_alone(said: dict[Names, Place]) -> None:
 
 
 def _pair(rank_name: str, size_name: str) -> Place | None:
-    """Return (rank, size) of two variables; of all but RANK, a rank above 0 may have no size."""
+    """Return (rank, size) of two variables; of all but RANK, the rank may have no size."""
     texts = {name: os.environ.get(name) for name in (rank_name, size_name)}
     rank_text, size_text = texts.values()
     if not rank_text and (rank_name != "RANK" or not size_text):  # salloc's shell has SLURM_NTASKS alone
@@ -296,7 +298,7 @@ def _pair(rank_name: str, size_name: str) -> Place | None:
             f"{rank_name} and {size_name} must both be set to integers, got {texts}; or pass rank= and "
             "world_size="
         ) from error
-    return (rank, None) if rank > 0 else None
+    return (rank, None) if rank >= 0 else None
 
 
 def _log_place(level: int, rank: int, world_size: int, names: Names) -> None:
