@@ -20,6 +20,7 @@ SEEDS = (0, 1337, 2**64 - 1)
 PLAIN_ORDERS = tuple(each.name for each in ORDERS if not declared_fields(each))
 """Orders that are spelled by their names."""
 EPOCH_ORDERS = tuple(each.name for each in ORDERS if each.has_epochs and not declared_fields(each))
+REPEATING_ORDERS = tuple(each.name for each in ORDERS if each.repeats)
 NO_EPOCH_ORDERS = tuple(each.name for each in ORDERS if not each.has_epochs)
 STRIDES = {each.name: each.stride for each in ORDERS if each.stride is not None}
 """Orders that have one stride only, by their names."""

@@ -111,6 +111,8 @@ class BoundDescription(TypedDict):
     """Of the tokens in responses."""
     loss_mask_dtype: Literal["uint8", "float16"]
     """Of `loss_mask` in responses: `float16` if a loss mask of a source holds weights."""
+    order_repeats: bool
+    """Whether every epoch has the same order, as an evaluation has; else each has an order of its own."""
     fills_ends: bool
     """Whether rows may end with end-of-text tokens that belong to no document."""
     indices: Literal["windows", "pieces"]
@@ -137,6 +139,7 @@ def describe(bound: BoundPlan, parent: BoundPlan | None = None) -> BoundDescript
         "num_steps": bound.sampler.num_steps,
         "dtype": bound.dtype.name,
         "loss_mask_dtype": sent_as(bound.mask_dtype),
+        "order_repeats": bound.plan.order.repeats,
         "fills_ends": bound.plan.rows.fills_ends,
         "indices": "windows" if bound.sampler.is_window else "pieces",
         "shards": [{"corpus": name, **shard.describe()} for name, shard in shards],

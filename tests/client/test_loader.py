@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -127,6 +128,42 @@ def test_a_state_behind_the_end_is_refused(make_loader: MakeLoader) -> None:
         loader.load_state_dict(state)
     with pytest.raises(errors.InvalidArgument, match="step must be at most num_steps=10"):
         loader.seek(11)
+
+
+class OnePass(ReferenceServer):
+    """A server whose corpus has epochs of 24 rows, and that says more of a plan, or less."""
+
+    says: ClassVar[dict[str, bool]] = {}
+
+    def describe_plan(self, plan: dict[str, Any]) -> dict[str, Any]:
+        described = super().describe_plan(plan)
+        described["sources"]["web"] |= {"num_windows": 24, "steps_per_epoch": 2.0}
+        return described | self.says
+
+
+@pytest.mark.parametrize(
+    ("order", "says", "level"),
+    [
+        ("shuffle", {"order_repeats": True}, logging.WARNING),
+        ("sequential", {"order_repeats": False}, logging.INFO),
+        ("sequential", {}, logging.INFO),  # a server that is older than the field
+    ],
+)
+def test_whether_a_second_pass_is_a_warning_is_the_servers_word(
+    make_loader: MakeLoader,
+    corpus: ReferenceCorpus,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    order: str,
+    says: dict[str, bool],
+    level: int,
+) -> None:
+    """No client knows the orders of the servers to come."""
+    monkeypatch.setattr(OnePass, "says", says)
+    with caplog.at_level(logging.INFO, "corpus_client"), OnePass([corpus]) as server:
+        make_loader(server.url, order=order, num_steps=3)
+    told = [each.levelno for each in caplog.records if "a pass over web ends in step 2" in each.message]
+    assert told == [level]
 
 
 def test_a_default_device_of_torch_changes_no_dataset(

@@ -76,6 +76,7 @@ class BoundPlan:
     eot_id: int | None  # that the server knows of every source; None if it does not, or they differ
     num_steps: int | None = None  # training steps of the plan; None: it has no end
     epoch_rows: int | None = None  # of a plan of one corpus whose order has epochs
+    order_repeats: bool = False  # whether every epoch has the same order; older servers do not say
     vocab_size: int | None = None  # of the largest tokenizer among the sources; None: the server knows none
     indices: str = "windows"  # what `/v1/indices` says of rows: their windows, or the pieces that they join
     largest_id: int | None = None  # the largest token id that the server saw in a sample of the sources
@@ -172,6 +173,7 @@ def _described_plan(
             eot_id=eot_ids.pop() if len(eot_ids) == 1 else None,
             num_steps=response["num_steps"],
             epoch_rows=_epoch_rows(list(sources)),
+            order_repeats=response.get("order_repeats") is True,
             indices=str(response.get("indices", "windows")),
             vocab_size=_largest(source.get("vocab_size") for source in sources),
             largest_id=_largest(source.get("largest_id") for source in sources),

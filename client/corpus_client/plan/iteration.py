@@ -188,7 +188,8 @@ class PlanLoader(Generic[B]):
             return
         batch_rows = plan.stages[0].global_batch_size
         if num_steps * batch_rows > plan.epoch_rows:
-            level = logging.WARNING if plan.document["order"] == "sequential" else logging.INFO
+            # Evaluations have an order that repeats; training goes on with another one.
+            level = logging.WARNING if plan.order_repeats else logging.INFO
             log.log(
                 level,
                 "a pass over %s ends in step %d of %d, then rows come again; num_steps='epoch' is one pass",

@@ -70,6 +70,7 @@ class Order(Named):
         has_epochs: whether each row comes once in an epoch, so that it can be looked up.
         has_groups: whether it is random only within groups of neighbouring blocks, and has the methods below
             of such an order.
+        repeats: whether every epoch has the same order, so that a run beyond one sees again what it saw.
         stride: the only one that it can have; None: any, by default seq_len.
         sources: over which it is laid; in a document none.
         num_rows: `(sources,) uint64`, rows of each.
@@ -78,6 +79,7 @@ class Order(Named):
     plan_field = "order"
     has_epochs: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
+    repeats: ClassVar[bool] = False
     stride: ClassVar[int | None] = None
     sources: Sources = field(default=NO_SOURCES, compare=False, repr=False)
     num_rows: UInt64Array = field(

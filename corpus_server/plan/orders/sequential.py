@@ -11,6 +11,7 @@ class Sequential(Order):
 
     name = "sequential"
     sentence = "windows in file order, epoch after epoch"
+    repeats = True
     working_set = neighbouring_extents
 
     def rows_at(self, source: SourceNumbers, epochs: Epochs, offsets: Offsets) -> RowNumbers:

@@ -111,6 +111,7 @@ def test_a_plan_describes_its_sources_stages_and_shards(bound: BoundPlan) -> Non
         "num_steps": None,
         "dtype": "uint32",
         "loss_mask_dtype": "uint8",
+        "order_repeats": False,
         "fills_ends": False,
         "indices": "windows",
         "shards": [
