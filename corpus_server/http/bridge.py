@@ -1,7 +1,8 @@
 """One request that the ASGI application answers: its messages on one side, bytes on the other.
 
 receive   what has come of the body; 100 Continue when the application first waits for one; the error of a
-          body that cannot be parsed; `http.disconnect` once the client has left or the response is complete
+          body that is cut or cannot be parsed; `http.disconnect` once the client has left or the response is
+          complete
 send      framed by Content-Length, else in chunks (HTTP/1.0: by the end of the connection); returns when the
           kernel has taken it
 """
@@ -13,7 +14,7 @@ import asyncio
 from starlette.types import ASGIApp, Scope
 from starlette.types import Message as AsgiMessage
 
-from corpus_server.errors import CorpusServerError
+from corpus_server.errors import BadRequest, CorpusServerError
 from corpus_server.http.exchange import LEFT_SECONDS, Line
 from corpus_server.http.message import Message
 from corpus_server.responses.own_errors import log_error
@@ -81,7 +82,12 @@ class Bridge:
             patience = LEFT_SECONDS if self._message.complete else 0.0
             leaves_at = max(self._line.eof_at, self._began) + patience
             if self._loop.time() >= leaves_at:
-                self._told = True
+                # Nobody reads the body of a GET: who waits for it here watches whether the client leaves.
+                if self._message.complete or self._line.begun or self._request.method != "POST":
+                    self._told = True
+                else:
+                    what = "the client stopped sending before the end of the request's body"
+                    self._body_error = BadRequest(what)
                 continue
             if self._awaits_continue and not self._line.begun and not self._message.complete:
                 self._awaits_continue = False

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -64,6 +65,7 @@ on its way is answered if it comes within a tenth of that."""
 LOOKS = 8
 """How often within a time-out it is looked whether a reader has taken something."""
 
+_BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 _CLOSE = (b"Connection", b"close")
 
 _log = logging.getLogger("corpus_server")
@@ -227,10 +229,14 @@ class Connection(asyncio.Protocol):
                 raise too_large(received)
             if received and not received[:1].isalpha():
                 raise BadRequest("the request must be HTTP/1.1: it does not begin with a method")
+            if _BARE_LINE_FEED.search(received):  # its head would never end
+                raise BadRequest("lines of a request's head must end with CR LF, one ends with LF alone")
             now = self._loop.time()
             if received and not has_begun:
                 has_begun = True
                 deadline = now + settings.head_timeout_seconds
+            if received and now >= self.eof_at and not self.left:
+                raise BadRequest("the client stopped sending before the end of the request's head")
             if self.left or now >= min(self.eof_at, self._closes_at):
                 return None
             if now >= deadline:

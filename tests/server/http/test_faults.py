@@ -18,6 +18,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from corpus_server.admission.admission import Admission
+from corpus_server.admission.request import MAX_HEAD_BYTES
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.http import connection as connection_module
 from corpus_server.http.connection import Connection
@@ -80,6 +81,61 @@ def test_pipelined_requests_of_a_half_closed_connection_are_all_answered(
         assert first.status == 200
         assert connection.read().json() == {"status": "alive"}
         assert connection.read().body == first.body
+        assert connection.ended()
+
+
+CHUNKED = get("/v1/plans", "Transfer-Encoding: chunked", method="POST")
+REFUSED = {
+    "bare line feeds": (b"GET /healthz HTTP/1.1\nHost: x\n\n", 400),
+    "a bare line feed": (b"GET /healthz HTTP/1.1\nHost: x\r\n\r\n", 400),
+    "part of a line": (b"GET /hea", 400),
+    "part of a head": (b"GET /healthz HTTP/1.1\r\nHost: x\r\n", 400),
+    "no method": (b"\0\1", 400),
+    "an unknown method": (get("/healthz", method="FROB"), 400),
+    "no method of the route": (get("/v1/batches", method="DELETE"), 405),
+    "a large head": (get("/healthz", "X: " + "a" * MAX_HEAD_BYTES), 431),
+    "a long URL": (get("/" + "a" * 70_000), 414),
+    "a large body": (get("/v1/plans", "Content-Length: 10000000000", method="POST"), 413),
+    "no body": (get("/v1/plans", "Content-Length: 10", method="POST"), 400),
+    "part of a body": (get("/v1/plans", "Content-Length: 10", method="POST") + b"{", 400),
+    "part of a chunk": (CHUNKED + b"5\r\n{", 400),
+    "part of the chunks": (CHUNKED + b"1\r\n{\r\n", 400),
+}
+"""Of each kind one, and the status of its refusal."""
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "pipelined"])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refused_request_of_a_half_closed_connection_is_told_why(
+    server: RunningServer, kind: str, before: int
+) -> None:
+    sent, status = REFUSED[kind]
+    with RawConnection(server) as connection:
+        connection.send(get("/healthz") * before, sent)
+        connection.socket.shutdown(socket.SHUT_WR)
+        for _ in range(before):
+            assert connection.read().status == 200
+        check_raw_problem(connection.read(), status)
+        assert connection.ended()
+
+
+def test_bare_line_feeds_are_refused_at_once(server: RunningServer) -> None:
+    """Not after the time-out of a head, which they never end."""
+    with RawConnection(server, timeout=5) as connection:
+        connection.send(b"GET /healthz HTTP/1.1\nHost: x\n\n")
+        check_raw_problem(connection.read(), 400, "bad-request")
+        assert connection.ended()
+
+
+@pytest.mark.parametrize("checksum", ["tail", "false"])
+def test_a_large_response_to_a_half_closed_connection_comes_whole(
+    server: RunningServer, checksum: str
+) -> None:
+    with RawConnection(server) as connection:
+        connection.send(get("/v1/batches", **LARGE, checksum=checksum))
+        connection.socket.shutdown(socket.SHUT_WR)
+        response = connection.read()
+        assert (response.status, len(response.body)) == (200, 150 * 64 * 1025 * 2 + 8 * (checksum == "tail"))
         assert connection.ended()
 
 
