@@ -12,7 +12,7 @@ from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing
 from corpus_server.corpus.views import open_corpus
 from corpus_server.corpus_spec import CorpusSpec, with_views
-from corpus_server.errors import FingerprintMismatch, InvalidParameter, UnknownCorpus
+from corpus_server.errors import FingerprintMismatch, InvalidParameter, UnknownCorpus, naming
 from corpus_server.plan import Plan
 from corpus_server.read.bound_plan import BoundPlan, ShardList
 from corpus_server.read.ends import check_eots
@@ -106,14 +106,15 @@ class Catalog(Closing):
                 if missing := [name for name in spec.earlier if name not in served]:
                     accepted = f"names of corpora that are served: {', '.join(served)}"
                     raise InvalidParameter.expected(f"earlier of corpus {spec.name}", accepted, missing[0])
-            corpora = [
-                opened.enter_context(
-                    open_corpus(spec)
-                    if cache is None or spec.store is None
-                    else mirrors.enter_context(Mirror(spec, cache)).open_corpus()
-                )
-                for spec in specs
-            ]
+            corpora = list[Corpus]()
+            for spec in specs:
+                with naming(spec.name):
+                    corpus = (
+                        open_corpus(spec)
+                        if cache is None or spec.store is None
+                        else mirrors.enter_context(Mirror(spec, cache)).open_corpus()
+                    )
+                corpora.append(opened.enter_context(corpus))
             opened.pop_all()
             return cls(
                 corpora,

@@ -7,6 +7,8 @@ its docstring and `advice`, what to do, are its row in docs/http.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -53,6 +55,13 @@ class CorpusServerError(Exception):
         self.received = received
         self.accepted = accepted
         self.remedy = remedy
+
+    def about(self, corpus: str) -> Self:
+        """Begin with the name of the corpus, unless the error does; "" is no name. Returns the error."""
+        if corpus and not self.detail.startswith(f"corpus {corpus!r}"):
+            self.detail = f"corpus {corpus!r}: {self.detail}"
+            self.args = (self.detail,)
+        return self
 
     @property
     def with_remedy(self) -> str:
@@ -181,7 +190,7 @@ class MissingPackage(
 class CorpusChanged(
     CorpusServerError, slug="corpus-changed", status=503, advice="another server; this one needs a restart"
 ):
-    """A shard changed on disk after it was opened."""
+    """A file of the corpus changed on disk after it was opened."""
 
 
 class ReadFailed(
@@ -269,6 +278,16 @@ class UrlTooLong(CorpusServerError, slug="url-too-long", status=414):
 
 class HeadTooLarge(CorpusServerError, slug="head-too-large", status=431):
     """The request's head exceeds its limit."""
+
+
+@contextmanager
+def naming(corpus: str) -> Iterator[None]:
+    """Have errors of a block name their corpus, see `CorpusServerError.about`."""
+    try:
+        yield
+    except CorpusServerError as error:
+        error.about(corpus)
+        raise
 
 
 def printable(text: str) -> str:

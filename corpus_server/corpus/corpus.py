@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from itertools import accumulate
@@ -28,7 +28,7 @@ from corpus_server.corpus.snapshots import address_of
 from corpus_server.corpus.tokenizers import Tokenizer, built_with, find_tokenizer, identity_of, open_tokenizer
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.described import described_keys
-from corpus_server.errors import InvalidParameter, UnknownDocument
+from corpus_server.errors import InvalidParameter, UnknownDocument, naming
 from corpus_server.pieces import Pieces, split
 
 
@@ -129,8 +129,6 @@ class Corpus(Closing):
         self._is_whole = not (spec.include or spec.exclude)
         self.eot, self.eot_first, self.is_eot_place_said = eot, eot_first, spec.eot_at is not None
         self.shards = tuple(shards)
-        for each in contents(shards):
-            each.file.owner = f"corpus {self.name!r}: "
         self.starts = (0, *accumulate(shard.num_tokens for shard in shards))
         self.num_tokens = self.starts[-1]
         self.dtype: TokenDtype = np.result_type(*(shard.dtype for shard in shards))
@@ -145,12 +143,13 @@ class Corpus(Closing):
         self.num_masks = len(masks)
         self.mask_dtype: np.dtype[Any] = np.result_type(MASK_DTYPE, *(mask.dtype for mask in masks))
         indices = [shard.documents for shard in shards if shard.documents is not None]
+        self._files = self._own((*(each.file for each in contents(shards)), *(each.file for each in indices)))
         self._indices = tuple(indices) if len(indices) == len(self.shards) else ()
         # Number of each shard's first document, then of all.
         self._document_starts = (0, *accumulate(index.num_documents for index in self._indices))
         self.num_documents = self._document_starts[-1] if self._indices else None
         self.metadata_paths = tuple(metadata_paths)
-        self._open_file = OpenFile if files is None else files.open
+        self._open_file: Callable[[Path], OpenFile] = OpenFile if files is None else files.open
         self._metadata: DocumentTable | None = None
         self._metadata_lock = threading.Lock()
 
@@ -216,14 +215,19 @@ class Corpus(Closing):
         ]
 
     def check_unchanged(self) -> None:
-        """Raise `CorpusChanged` or `ReadFailed` if a token file, mask or index is not what it was.
+        """Raise `CorpusChanged` or `ReadFailed` if a token file, mask, index or view is not what it was.
 
         What lies in an object store never changes: copies of it that changed are staged anew.
         """
-        for each in contents(self.shards):
-            each.file.check_unchanged()
-            if each.documents is not None:
-                each.documents.file.check_unchanged()
+        for each in self._files:
+            each.check_unchanged()
+
+    def _own(self, files: Iterable[OpenFile]) -> tuple[OpenFile, ...]:
+        """Have errors of files name the corpus; return each file once."""
+        found = tuple(dict.fromkeys(files))
+        for each in found:
+            each.corpus = self.name
+        return found
 
     def close(self) -> None:
         """Unmap and close all shards."""
@@ -247,8 +251,13 @@ class Corpus(Closing):
             raise self.no_documents()
         with self._metadata_lock:
             if self._metadata is None:
-                self._metadata = DocumentTable(self.metadata_paths, self.num_documents, self._open_file)
+                with naming(self.name):
+                    self._metadata = DocumentTable(self.metadata_paths, self.num_documents, self._open_own)
             return self._metadata
+
+    def _open_own(self, path: Path) -> OpenFile:
+        (file,) = self._own([self._open_file(path)])
+        return file
 
     def check_range(self, start: int, count: int) -> None:
         """Raise InvalidParameter unless tokens [start, start + count) lie in the corpus."""

@@ -51,8 +51,8 @@ class OpenFile(Closing):
 
     Attributes:
         path, size_bytes: at opening.
-        name: in errors; the file's name unless set.
-        owner: goes before it in errors: whose file it is.
+        name: of the file in the corpus; the file's own unless set.
+        corpus: the name of its corpus, once that is open; errors name both.
         fd: descriptor, -1 when closed.
         is_local: it lies on this machine, and is always mapped.
     """
@@ -63,7 +63,7 @@ class OpenFile(Closing):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
-        self.owner = ""
+        self.corpus = ""
         self.fd = -1
         self._guarded: guard.GuardedRange | None = None
         try:
@@ -88,9 +88,14 @@ class OpenFile(Closing):
         its = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         return " ".join(map(str, its))
 
+    @property
+    def full_name(self) -> str:
+        """What errors call the file."""
+        return f"corpus {self.corpus!r}: {self.name}" if self.corpus else self.name
+
     def unreadable(self, what: str, remedy: str) -> UnreadableCorpus:
         """Return the error for this file."""
-        return unreadable(self.path, what, remedy)
+        return unreadable(self.path, what, remedy).about(self.corpus)
 
     def head(self, count: int) -> bytes:
         """Return the first `count` bytes, or the whole file if it is shorter."""
@@ -115,13 +120,13 @@ class OpenFile(Closing):
                 count = os.preadv(self.fd, [buffer[done:]], offset + done)
             except OSError as error:
                 raise ReadFailed(
-                    f"{self.owner}{self.name}: reading {len(buffer)} bytes at byte {offset} failed: "
+                    f"{self.full_name}: reading {len(buffer)} bytes at byte {offset} failed: "
                     f"{error.strerror}",
                     remedy="check the disk or the network mount, then run corpus-server verify",
                 ) from error
             if count == 0:
                 raise CorpusChanged(
-                    f"{self.owner}{self.name}: {self.size_bytes} bytes at opening, now it ends at byte "
+                    f"{self.full_name}: {self.size_bytes} bytes at opening, now it ends at byte "
                     f"{offset + done}",
                     remedy=_REOPEN,
                 )
@@ -181,11 +186,11 @@ class OpenFile(Closing):
         if num_faults:  # if the file was truncated after the first look, that is the reason to report
             self._change = self._change or self._find_change()
         if self._change is not None:
-            detail = f"{self.owner}{self.name}: {self._change}; a served file must not change"
+            detail = f"{self.full_name}: {self._change}; a served file must not change"
             raise CorpusChanged(detail, remedy=_REOPEN)
         if num_faults:
             raise ReadFailed(
-                f"{self.owner}{self.name}: the disk did not deliver {num_faults} pages",
+                f"{self.full_name}: the disk did not deliver {num_faults} pages",
                 remedy="look at the kernel's log of the machine that holds the shard, run corpus-server "
                 "verify, then restart the server",
             )
@@ -223,7 +228,7 @@ class OpenFile(Closing):
         try:
             return os.fstat(self.fd)
         except OSError as error:
-            raise ReadFailed(f"{self.owner}{self.name}: fstat failed: {error.strerror}") from error
+            raise ReadFailed(f"{self.full_name}: fstat failed: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the descriptor."""

@@ -69,10 +69,10 @@ class Failures:
         """Note that an extent has come: failures are logged anew, but for those that others still have."""
         self._failures.pop(extent, None)
         self._times_full = 0
-        for about, kind in [each for each in self._said if each[0] in (extent.file, extent.file.owner)]:
+        for about, kind in [each for each in self._said if each[0] in (extent.file, extent.file.corpus)]:
             if not any(
                 type(failure.error) is kind
-                and about in (each.file, each.file.owner)
+                and about in (each.file, each.file.corpus)
                 and now - failure.retry_at < _SAY_AGAIN_SECONDS
                 for each, failure in self._failures.items()
             ):
@@ -119,7 +119,7 @@ class Failures:
         is_limit = isinstance(error, CacheFull) and not isinstance(error.__cause__, OSError)
         if isinstance(error, BlockingIOError) or is_limit:
             return
-        about = extent.file if isinstance(error, CorpusChanged) else extent.file.owner
+        about = extent.file if isinstance(error, CorpusChanged) else extent.file.corpus
         if now - self._said.get((about, type(error)), -math.inf) >= _SAY_AGAIN_SECONDS:
             self._said[about, type(error)] = now
             _log.warning("%s was not staged: %s", extent.name, error.detail)

@@ -48,7 +48,7 @@ def find_metadata(
         rows = table.rows(documents, budget, columns)
     except CorpusServerError as error:
         folder = corpus.metadata_paths[0].parent.parent  # clients need not know where the corpus lies
-        return Metadata(rows={}, problem=f"corpus {corpus.name!r}: {error.detail.replace(f'{folder}/', '')}")
+        return Metadata(rows={}, problem=error.detail.replace(f"{folder}/", ""))
     return Metadata(
         rows={number: {name: shown(value) for name, value in row.items()} for number, row in rows.items()},
         tag=table.tag,

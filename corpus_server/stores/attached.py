@@ -102,7 +102,7 @@ class PartlyMappedFile(OpenFile):
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.path = path
         self.name = path.name
-        self.owner = ""
+        self.corpus = ""
         self.size_bytes = size_bytes
         self.data = range(size_bytes)
         self._reserved: mmap.mmap | None = None
@@ -154,7 +154,7 @@ class PartlyMappedFile(OpenFile):
             if (local := open_local()) is None:
                 return False
             _, start, stop = span
-            local.name, local.owner = self.name_of(start, stop), self.owner
+            local.name, local.corpus = self.name_of(start, stop), self.corpus
             guarded = None
             if self._reserved is not None:  # an empty shard has no map
                 address = self._address + start
@@ -209,7 +209,7 @@ class PartlyMappedFile(OpenFile):
         with self._lock:
             if self._attached.get((self, its.start, its.stop)) is not its:
                 return
-            name = f"{self.owner}{its.local.name}"
+            name = its.local.full_name
             its.local.check_unchanged()
             if not os.fstat(its.local.fd).st_nlink:  # see `Cache.revoke`: what is in use is not removed else
                 raise ReadFailed(
@@ -355,7 +355,7 @@ class MappedSpans:
 def _mapped(span: Span) -> Attached:
     file, *bounds = span
     if (its := file.attached(span)) is None:
-        raise NotStaged(f"{file.owner}{file.name_of(*bounds)} is not on this machine")
+        raise NotStaged(f"{file.name_of(*bounds)} is not on this machine").about(file.corpus)
     return its
 
 

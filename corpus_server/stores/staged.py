@@ -17,6 +17,7 @@ import numpy as np
 
 from corpus_server.corpus import guard
 from corpus_server.corpus.files import OpenFile
+from corpus_server.errors import naming
 from corpus_server.pieces import Int64Array
 from corpus_server.stores.attached import PartlyMappedFile, Sign
 from corpus_server.stores.cache import Cache
@@ -100,20 +101,21 @@ class Extent(NamedTuple):
         When extents hold all of the file, its MD5 is checked, if it is known.
         """
         file = self.file
-        stage(
-            file.store,
-            file.what,
-            self.part,
-            file.cache,
-            file.recorded,
-            fetchers,
-            stopping,
-            is_all=self.is_whole,
-            urgent=urgent,
-            on_bytes=on_bytes,
-        )
-        if not self.is_whole and not file.recorded:
-            check_whole(file.store, file.what, file.data, file.cache)
+        with naming(file.corpus):
+            stage(
+                file.store,
+                file.what,
+                self.part,
+                file.cache,
+                file.recorded,
+                fetchers,
+                stopping,
+                is_all=self.is_whole,
+                urgent=urgent,
+                on_bytes=on_bytes,
+            )
+            if not self.is_whole and not file.recorded:
+                check_whole(file.store, file.what, file.data, file.cache)
 
     def touch(self, *, planned: bool = True) -> None:
         """Note whether it is planned for, see `Cache.touch`."""
@@ -197,12 +199,14 @@ class StagedFile(PartlyMappedFile):
             self.read_into(offset, buffer[: extent.stop - offset])
             self.read_into(extent.stop, buffer[extent.stop - offset :])
         elif extent is not None and (local := extent.open()) is not None:
+            local.name, local.corpus = extent.name, self.corpus
             with local:
                 local.read_into(offset - extent.start, buffer)
         elif (content := self._at_end(offset, stop)) is not None:
             buffer[:] = content
         elif buffer and not self._ends:
-            buffer[:] = self.store.read(self.what, offset, stop)
+            with naming(self.corpus):
+                buffer[:] = self.store.read(self.what, offset, stop)
         elif buffer:
             # It is being opened: what a fingerprint reads is read again for its ids, from whole ones.
             start = max(0, offset - 16)

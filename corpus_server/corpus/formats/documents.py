@@ -101,7 +101,7 @@ class CumulativeEnds(DocumentIndex):
         if 0 <= start <= stop <= self.num_tokens:
             return start, stop
         raise ReadFailed(
-            f"{self.file.path.name}: the entry of document {number} contradicts its neighbours",
+            f"{self.file.full_name}: the entry of document {number} contradicts its neighbours",
             remedy=self.remedy,
         )
 
@@ -127,7 +127,7 @@ class CumulativeEnds(DocumentIndex):
         falls = edges.ravel()[1:] < edges.ravel()[:-1]
         falls[count :: count + 1] = False  # from one row to the next
         if falls.any() or (edges[:, 0] < 0).any() or (edges[:, -1] > self.num_tokens).any():
-            raise ReadFailed(f"{self.file.path.name}: it contradicts itself", remedy=self.remedy)
+            raise ReadFailed(f"{self.file.full_name}: it contradicts itself", remedy=self.remedy)
         return edges
 
     def holding(
@@ -262,7 +262,7 @@ class CutDocuments(DocumentIndex):
         is_cut = self.num_documents and not self._start <= edges[0] <= edges[-1] <= self._stop
         if (is_cut and not self._is_run) or self._whole.joins_sequences:
             raise InvalidParameter(
-                f"{self.file.path.name}: the token_range of the corpus, [{self._start}, {self._stop}) of it, "
+                f"{self.file.full_name}: the token_range of the corpus, [{self._start}, {self._stop}) of it, "
                 "may cut a sequence in two",
                 parameter="token_range",
                 remedy="serve it without token_range; order megatron has a split of its own",

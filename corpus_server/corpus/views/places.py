@@ -277,8 +277,8 @@ class Places:
 
     def _changed(self) -> CorpusChanged:
         return CorpusChanged(
-            f"{self._file.file.name}: the documents of the corpus end elsewhere than those that the view "
-            "was made for",
+            f"{self._file.file.full_name}: the documents of the corpus end elsewhere than those that the "
+            "view was made for",
             remedy="serve the document index that it was made with, or make the view again",
         )
 

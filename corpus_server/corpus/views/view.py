@@ -69,6 +69,7 @@ class View(Corpus):
         self.tokenizer_identity, self._decodes_with = base.tokenizer_identity, base._decodes_with
         self.metadata_paths, self._is_whole = base.metadata_paths, base._is_whole
         self.name, self.earlier = spec.name, spec.earlier
+        self._files = self._own((file.file, *base._files))
         self.address, self.license = spec.address, spec.license
         self.fingerprints = {kind: header.fingerprint(value) for kind, value in base.fingerprints.items()}
         self.fingerprint_kind = base.fingerprint_kind
@@ -208,11 +209,6 @@ class View(Corpus):
             "size_bytes": self.file.file.size_bytes,
         }
         return {**super().describe(), "view": view}
-
-    def check_unchanged(self) -> None:
-        """See `Corpus.check_unchanged`: with the view's own file."""
-        self.file.file.check_unchanged()
-        super().check_unchanged()
 
     def close(self) -> None:
         """Close the view and its corpus."""

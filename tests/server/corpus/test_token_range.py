@@ -67,7 +67,7 @@ def test_a_range_has_no_whole_sequences(folder: Path) -> None:
     with open_corpus(folder, token_range=(1, 6)) as corpus, pytest.raises(InvalidParameter) as caught:
         corpus.sequences()
     assert caught.value.detail == (
-        "0.bin.documents: the token_range of the corpus, [1, 5) of it, may cut a sequence in two"
+        "corpus 'c': 0.bin.documents: the token_range of the corpus, [1, 5) of it, may cut a sequence in two"
     )
     assert caught.value.parameter == "token_range"
     assert caught.value.remedy == "serve it without token_range; order megatron has a split of its own"

@@ -23,7 +23,7 @@ _numbers = itertools.count()
 class SimpleFile:
     """A file of nobody."""
 
-    owner = ""
+    corpus = ""
 
     def sign(self) -> Sign:
         return b"", 0

@@ -13,6 +13,7 @@ import pytest
 from corpus_server.user_files import MAX_BYTES
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer, command, environment, run_here, wait_until
+from tests.views import write_corpus, write_view
 
 
 def start(folder: Path, *arguments: str | Path, prelude: str = "") -> subprocess.CompletedProcess[str]:
@@ -60,6 +61,32 @@ CASES: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize(("arguments", "said"), CASES.values(), ids=CASES)
 def test_a_mistake_is_one_line_and_exit_code_2(folder: Path, arguments: list[str], said: str) -> None:
     check(start(folder, *arguments), said)
+
+
+BAD = {
+    "no-file": "absent.bin",
+    "an-odd-number-of-bytes": "odd.bin",
+    "no-such-id": "web.bin,eot=70000",
+    "damaged-index": "indexed",
+    "no-view": "pair?view=cert.pem",
+    "a-view-of-another": "pair?view=other.view",
+    "a-view-without-an-index": "web.bin?view=other.view",
+}
+"""Corpora that cannot be served."""
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_the_corpus_that_cannot_be_served_is_named_once(folder: Path, bad: str) -> None:
+    for name in ("pair", "other", "indexed"):
+        write_corpus(folder / name, [[len(name)] * 20])
+    write_view(folder / "other", [1] * 20, folder / "other.view")
+    (folder / "odd.bin").write_bytes(bytes(3))
+    os.truncate(folder / "indexed" / "0.bin.documents", 100)
+    options = {"dtype": "uint32"} if BAD[bad].partition("?")[0] in ("pair", "indexed") else {}
+    named = BAD[bad] + "".join(f",{key}={value}" for key, value in options.items())
+    ended = start(folder, "good=web.bin", f"bad={named}")
+    check(ended, "error: corpus 'bad'")
+    assert ended.stderr.count("corpus 'bad'") == 1
 
 
 def check(ended: subprocess.CompletedProcess[str], said: str) -> None:
