@@ -126,6 +126,7 @@ class KnownPlans:
             Forbidden: the caller may not read one of its corpora.
             InvalidPlan: the document is not a plan, or does not fit the corpora.
             UnknownCorpus, FingerprintMismatch: see `Catalog.fit`.
+            CorpusChanged, ReadFailed: a file of a corpus is not what was opened.
         """
         parsed, parent, num_steps = self._parsed(body, budget), None, None
         plan: Plan
@@ -141,6 +142,8 @@ class KnownPlans:
         else:
             plan = parsed
         bound = self._bind(plan, caller, budget, parent, size=len(body), is_kept=keep, is_remembered=False)
+        for corpus in bound.corpora.values():  # else its client would meet that in the middle of training
+            corpus.check_unchanged()
         if not keep:
             return Kept(bound, parent, num_steps)
         self._store.add(bound.plan.root, owner=caller.name, max_owned=caller.max_plans, run=run)

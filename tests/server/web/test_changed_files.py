@@ -222,20 +222,61 @@ def test_no_plan_is_refused_for_good_by_the_zeros_of_a_truncated_file(tmp_path: 
                 check_problem(server.post_plan(plan), 503, "corpus-changed")
 
 
-@pytest.mark.parametrize("name", ["v.view", "web/0.bin.documents", "pair.idx", "masked.bin.mask.npy"])
-def test_a_server_is_not_ready_after_any_file_changed(tmp_path: Path, name: str) -> None:
-    web = write_corpus(tmp_path / "web", [[5] * 100])
-    write_view(web, [n % 3 for n in range(100)], tmp_path / "v.view")
-    pair, masked = (write_raw(tmp_path / f"{each}.bin", some_tokens(500)) for each in ("pair", "masked"))
+BESIDE = {
+    "plain": ("plain.bin", "/v1/corpora/plain/tokens", {"start": 1, "count": 499}),
+    "v": ("v.view", "/v1/corpora/v/tokens", {"start": 1, "count": 90}),
+    "web": ("web/0.bin.documents", "/v1/corpora/web/documents/7", {}),
+    "pair": ("pair.idx", "/v1/corpora/pair/documents/2", {}),
+    "masked": (
+        "masked.bin.mask.npy",
+        "/v1/indices",
+        {"corpus": "masked", "seq_len": 9, "batch_size": 8, "step": 0, "with": "loss_mask", "format": "raw"},
+    ),
+}
+"""Of corpora one file each, and what reads it."""
+
+
+def start_with_files_beside(folder: Path) -> RunningServer:
+    """Return a server of the corpora of `BESIDE`; the view is of a corpus of its own."""
+    web, viewed = (write_corpus(folder / name, [[5] * 100]) for name in ("web", "viewed"))
+    write_view(viewed, [n % 3 for n in range(100)], folder / "v.view")
+    plain, pair, masked = (
+        write_raw(folder / f"{name}.bin", some_tokens(500)) for name in ("plain", "pair", "masked")
+    )
     pair.with_suffix(".idx").write_bytes(megatron_index([100] * 5))
     np.save(f"{masked}.mask.npy", np.ones(500, np.uint8))
-    arguments = [f"web={web},eot=0,dtype=uint32", f"v=web?view={tmp_path / 'v.view'}"]
-    with RunningServer({"pair": pair, "masked": masked}, tmp_path / "server", arguments=arguments) as server:
-        assert server.get("/readyz").status == 200
-        os.truncate(tmp_path / name, 10)
-        problem = check_problem(server.get("/readyz"), 503, "not-ready")
-        assert f"{Path(name).name}: " in problem["detail"]
-        assert " bytes at opening, 10 now" in problem["detail"]
+    options = "eot=0,dtype=uint32"
+    arguments = [f"web={web},{options}", f"v={viewed}?view={folder / 'v.view'},{options}"]
+    corpora = {"plain": plain, "pair": pair, "masked": masked}
+    return RunningServer(corpora, folder / "server", arguments=arguments)
+
+
+@pytest.mark.parametrize("change", ["truncated", "rewritten"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_changed_file_is_named_with_its_corpus_and_no_plan_is_accepted(
+    tmp_path: Path, name: str, change: str
+) -> None:
+    """Of windows, too, which need no index: training would end in the middle."""
+    file, path, query = BESIDE[name]
+    other = "masked" if name == "plain" else "plain"
+    with start_with_files_beside(tmp_path) as server:
+        assert server.get(path, **query).status == 200
+        assert server.post_plan(one_source(name, 16, 8, seed=1)).status == 200
+        if change == "truncated":
+            os.truncate(tmp_path / file, 10)
+        else:
+            rewrite_in_place(tmp_path / file, (tmp_path / file).read_bytes())
+        mixture = {"seq_len": 16, "stages": [{"global_batch_size": 8, "mixture": {name: 1, other: 1}}]}
+        for response, slug in (
+            (server.get(path, **query), "corpus-changed"),
+            (server.post_plan(one_source(name, 16, 8, seed=2)), "corpus-changed"),
+            (server.post_plan(mixture), "corpus-changed"),
+            (server.get("/readyz"), "not-ready"),
+        ):
+            problem = check_problem(response, 503, slug)
+            assert f"corpus {name!r}: {Path(file).name}: " in problem["detail"]
+            assert problem["detail"].count(f"corpus {name!r}") == 1
+        assert server.post_plan(one_source(other, 16, 8)).status == 200
 
 
 def test_a_shard_that_is_replaced_keeps_its_old_tokens(server: RunningServer, folder: Path) -> None:
