@@ -107,9 +107,11 @@ def splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command_name", ["inspect", "verify", "index", "serve"])
-def test_training_and_validation_files_are_no_corpus(splits: Path, command_name: str, tmp_path: Path) -> None:
-    said = run_here(command_name, f"{splits},eot=0", XDG_STATE_HOME=str(tmp_path))
+@pytest.mark.parametrize(
+    "words", [["inspect"], ["verify"], ["index"], ["serve", "--port", "0"]], ids=" ".join
+)
+def test_training_and_validation_files_are_no_corpus(splits: Path, words: list[str], tmp_path: Path) -> None:
+    said = run_here(*words, f"{splits},eot=0", XDG_STATE_HOME=str(tmp_path))
     assert said.returncode == 2
     assert "its files are of several splits: train (train.bin), val (val.bin)" in said.stderr
     for choice in (f"{splits}#train", f"{splits}#val", f"corpus-server serve {splits} --splits"):
@@ -157,7 +159,7 @@ def test_a_package_that_is_missing_is_named_at_start(splits: Path, tmp_path: Pat
     (tmp_path / "tokenizer.json").write_text("{}")
     corpus = f"{splits}#train,tokenizer={tmp_path / 'tokenizer.json'}"
     ended = subprocess.run(
-        command("serve", corpus), capture_output=True, text=True, check=False,
+        command("serve", corpus, "--port", "0"), capture_output=True, text=True, check=False,
         env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])),
     )  # fmt: skip
     assert ended.returncode == 2
@@ -335,7 +337,7 @@ def test_a_mistake_is_one_clear_line_and_no_server(
     tmp_path: Path, arguments: Callable[[Path], list[str | Path]], message: str
 ) -> None:
     """Catalogue row 11: no traceback and no restart loop."""
-    said = run("serve", *arguments(tmp_path), XDG_STATE_HOME=str(tmp_path))
+    said = run("serve", "--port", "0", *arguments(tmp_path), XDG_STATE_HOME=str(tmp_path))
     assert said.returncode == 2
     assert "Traceback" not in said.stderr
     assert len([line for line in said.stderr.splitlines() if re.search(message, line)]) == 1, said.stderr
