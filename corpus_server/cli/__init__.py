@@ -1,6 +1,7 @@
 """The commands `corpus-server serve`, `inspect`, `verify`, `index`, `build`, `merge` and so on.
 
-Exit codes: 0 done, 1 the corpus is damaged, 2 wrong arguments or configuration, 141 nobody read the output.
+Exit codes: 0 done, 1 the corpus is damaged or changed meanwhile, 2 wrong arguments or configuration, 141
+nobody read the output.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import typer
 
 from corpus_server import __version__
 from corpus_server.cli.app import App, Named, lazy_group
-from corpus_server.errors import CorpusServerError, printable
+from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed, printable
 
 __all__ = ["app", "main"]
 
-MISTAKE = 2
+CHANGED, MISTAKE = 1, 2
 
 COMMANDS = {
     "serve": Named("serve:serve", "Serve corpora over HTTP until Ctrl-C or SIGTERM."),
@@ -77,7 +78,7 @@ app = App(
 
 
 def main() -> None:
-    """Run the command line; an error that users can fix is one line on standard error and exit code 2."""
+    """Run the command line; an error that users can fix is one line on standard error and code 1 or 2."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever began this; a file would soon have its number
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
@@ -90,19 +91,20 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # else a full disk would be met after the last line of this function
     except CorpusServerError as error:
-        _end_with(error.with_remedy)
+        is_changed = isinstance(error, CorpusChanged | ReadFailed)
+        _end_with(error.with_remedy, CHANGED if is_changed else MISTAKE)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would flush once more
         _end_with(str(error))
 
 
-def _end_with(message: str) -> NoReturn:
+def _end_with(message: str, code: int = MISTAKE) -> NoReturn:
     from rich.console import Console  # 0.05 s of CPU, which a command without an error saves
     from rich.text import Text
 
     shown = Text.assemble(("error:", "bold red"), " ", printable(message))
     Console(stderr=True, highlight=False).print(shown, soft_wrap=True)
-    sys.exit(MISTAKE)
+    sys.exit(code)
 
 
 def _version(wanted: bool) -> None:

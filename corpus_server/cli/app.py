@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from corpus_server import watched
 from corpus_server.corpus_spec import OPTIONS
 
 _TABLE_COLUMNS = 110
 """Of the narrowest terminal on which the table of the options of `serve` cuts none of their names."""
+
+_HELD_CHARACTERS = 1 << 16  # `export` prints gigabytes
 
 UNREAD = 141
 """Nobody reads the output any more (`| head`): what a shell says of a program that SIGPIPE ended."""
@@ -149,7 +153,7 @@ def lazy_group(named: Mapping[str, Named]) -> type[TyperGroup]:
                 return super().make_context(*arguments, **options)
 
         def invoke(self, ctx: Any) -> Any:
-            with reader_may_end():
+            with reader_may_end(), watched.watching(), _output_checked():
                 return super().invoke(ctx)
 
         def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -174,3 +178,43 @@ def reader_may_end() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would flush once more
         sys.exit(UNREAD)
+
+
+class _CheckedOutput(io.TextIOBase):
+    """Standard output that shows what was printed once no file has changed that the command read."""
+
+    def __init__(self, shown: TextIO) -> None:
+        self._shown, self._is_terminal = shown, shown.isatty()
+        self._held = io.StringIO()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # rich asks whether it has lines of boxes
+        return self._shown.encoding
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def fileno(self) -> int:
+        return self._shown.fileno()
+
+    def write(self, text: str) -> int:
+        self._held.write(text)
+        if self._held.tell() > _HELD_CHARACTERS or (self._is_terminal and "\n" in text):
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        held, self._held = self._held, io.StringIO()
+        watched.check()
+        self._shown.write(held.getvalue())
+        self._shown.flush()
+
+
+@contextmanager
+def _output_checked() -> Iterator[None]:
+    output = _CheckedOutput(sys.stdout)
+    with redirect_stdout(output):
+        try:
+            yield
+        finally:
+            output.flush()

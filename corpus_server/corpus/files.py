@@ -21,11 +21,15 @@ from typing import ClassVar, Final, Protocol, Self
 
 import numpy as np
 
+from corpus_server import watched
 from corpus_server.corpus import guard
-from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
+from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed, UnreadableCorpus
 from corpus_server.user_files import open_fd
 
-_REOPEN: Final = "check the file with corpus-server verify, then restart the server to serve it as it is now"
+_REOPEN: Final = (
+    "check the file with corpus-server verify, then restart the server, or run the command again, to read it "
+    "as it is now"
+)
 _MAP_NORESERVE: Final = 0x4000  # addresses only, no memory
 HUGE_PAGE: Final = 2**21
 
@@ -74,6 +78,8 @@ class OpenFile(Closing):
         self.size_bytes = status.st_size
         self._opened = status
         self._change: str | None = None  # what `check_unchanged` found first
+        self._is_reported = False
+        watched.opened(self)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # An attached file may still be read through its map. A process that ends closes its files by itself,
@@ -125,6 +131,7 @@ class OpenFile(Closing):
                     remedy="check the disk or the network mount, then run corpus-server verify",
                 ) from error
             if count == 0:
+                self._is_reported = True
                 raise CorpusChanged(
                     f"{self.full_name}: {self.size_bytes} bytes at opening, now it ends at byte "
                     f"{offset + done}",
@@ -135,7 +142,8 @@ class OpenFile(Closing):
     def map(self, data: range | None = None) -> memoryview:
         """Return a read-only map of the whole file, which must not be empty.
 
-        The file keeps it under guard until `close`; the last view of it unmaps.
+        The file keeps it under guard until `close`; the last view of it unmaps. A command, too, goes on
+        after a page that cannot be read: it looks at all files before it shows anything, see `watched`.
 
         Args:
             data: bytes that will be read; None: any. What lies in an object store can be read in no others,
@@ -144,6 +152,8 @@ class OpenFile(Closing):
         if self._status().st_size < self.size_bytes:
             what = "cannot be mapped: it is shorter than when it was opened"
             raise self.unreadable(what, "check that it is not being written")
+        if watched.is_watching():
+            guard.install()
         mapped = reserve(self.path, self.size_bytes)
         map_over(self.path, address_of(mapped), len(mapped), self.fd)
         self._guarded = guard.guard(address_of(mapped), self.size_bytes)
@@ -185,15 +195,26 @@ class OpenFile(Closing):
         num_faults = 0 if self._guarded is None else self._guarded.num_faults
         if num_faults:  # if the file was truncated after the first look, that is the reason to report
             self._change = self._change or self._find_change()
+        self._is_reported |= self._change is not None or num_faults > 0
         if self._change is not None:
-            detail = f"{self.full_name}: {self._change}; a served file must not change"
+            detail = f"{self.full_name}: {self._change}; a file must not change while it is read"
             raise CorpusChanged(detail, remedy=_REOPEN)
         if num_faults:
             raise ReadFailed(
                 f"{self.full_name}: the disk did not deliver {num_faults} pages",
                 remedy="look at the kernel's log of the machine that holds the shard, run corpus-server "
-                "verify, then restart the server",
+                "verify, then restart the server, or run the command again",
             )
+
+    def unreported(self) -> CorpusServerError | None:
+        """Return what `check_unchanged` would raise, unless an error has said it already."""
+        if not self._is_reported:
+            try:
+                self.check_unchanged()
+            except CorpusServerError as error:
+                self._is_reported = False
+                return error
+        return None
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -232,6 +253,8 @@ class OpenFile(Closing):
 
     def close(self) -> None:
         """Close the descriptor."""
+        if self.fd >= 0:
+            watched.closing(self)
         if self._guarded is not None:
             guard.release(self._guarded)
         fd, self.fd = self.fd, -1

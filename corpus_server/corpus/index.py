@@ -156,7 +156,7 @@ def _index_file(
     header = kept = None if force else _right_header(runs, eot, eot_first=eot_first)
     try:
         if header is None:
-            with publishing(sidecar) as file:
+            with publishing(sidecar, of=[runs[0].file]) as file:  # there may be ten thousand
                 ends = _find_ends(runs, eot, meter, eot_first=eot_first)
                 header = write_ends(runs, eot, ends, file, eot_first=eot_first)
                 if eot is not None and runs[0].listed_ends is not None and not force:

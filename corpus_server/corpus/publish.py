@@ -3,6 +3,7 @@
 The content is written to a temporary file, flushed to disk and renamed. The temporary file is hidden, lies
 in the same folder (a rename cannot cross file systems) and is locked while it is written. The kernel
 unlocks what a killed process left behind, and the next writer takes it over. A folder is treated alike.
+A command publishes nothing if a file that it has open changed, see `watched`.
 """
 
 from __future__ import annotations
@@ -13,21 +14,30 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from corpus_server import watched
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux
 _BUSY = "another process is writing it"
 
 
 @contextmanager
-def publishing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+def publishing(
+    path: Path, *, durable: bool = True, of: Iterable[watched.Watched] | None = None
+) -> Iterator[BinaryIO]:
     """Yield an empty file that becomes `path` when the block ends without an error.
 
-    If not `durable`, it need not outlive a crash of the machine, and the disk is not waited for. Raises an
-    OSError, BlockingIOError if another process is writing the same file.
+    Args:
+        durable: else it need not outlive a crash of the machine, and the disk is not waited for.
+        of: the files that its content follows from; None: all that are open.
+
+    Raises:
+        OSError: BlockingIOError if another process is writing the same file.
+        CorpusChanged, ReadFailed: see `watched.check`.
     """
     temporary = _temporary(path)
     try:
@@ -37,6 +47,7 @@ def publishing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
+            watched.check(of)
             temporary.replace(path)
     except BaseException:
         # Not if another process holds the lock: the file is its own.
@@ -68,6 +79,7 @@ def publishing_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
             yield temporary
             for folder, _, _ in os.walk(temporary):
                 sync_folder(Path(folder))
+            watched.check()
             if replace and path.exists():
                 _replace(temporary, path)
             else:

@@ -14,7 +14,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
 from typing import NamedTuple, TypeVar
 
-from corpus_server.errors import ReadFailed
+from corpus_server import watched
+from corpus_server.errors import CorpusServerError
 
 T = TypeVar("T")
 
@@ -54,7 +55,8 @@ def counted_in_processes(
 ) -> Generator[T | Count, None, None]:
     """Yield the results of calls as they end in up to `num_processes` processes, and counts meanwhile.
 
-    When this process ends, for whatever reason, they end at once; one that is killed ends the work.
+    When this process ends, for whatever reason, they end at once; one that is killed ends the work. A result
+    comes only if no file changed that its process has open.
 
     Args:
         work: a function of a module.
@@ -71,7 +73,7 @@ def counted_in_processes(
     executor = ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=(theirs, total))
     try:
         with _interrupts_blocked():
-            pending = {executor.submit(work, *call) for call in calls}
+            pending = {executor.submit(_watched, work, *call) for call in calls}
         while pending:
             ended, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
             for future in ended:
@@ -79,7 +81,7 @@ def counted_in_processes(
             yield Count(total.value)
     except (BrokenProcessPool, ConnectionError) as error:  # the second: while it started
         remedy = "if it was killed for want of memory, use fewer --processes; the same command continues"
-        raise ReadFailed(f"a process ended during {what}", remedy=remedy) from error
+        raise CorpusServerError(f"a process ended during {what}", remedy=remedy) from error
     finally:
         ours.close()  # workers end in the middle of their calls
         executor.shutdown(cancel_futures=True)
@@ -97,6 +99,11 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watched(work: Callable[..., T], *call: object) -> T:
+    with watched.watching():
+        return work(*call)
 
 
 def _begin(parent: Connection, total: Synchronized[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,7 +15,15 @@ import pytest
 
 from tests.corpora import some_tokens, write_raw
 from tests.faults.failing_disk import FailingDisk, failing_disk, why_not
-from tests.serving import RunningServer, ask, check_problem, run_here, wait_until
+from tests.serving import (
+    RunningServer,
+    ask,
+    check_problem,
+    command,
+    environment,
+    run_here,
+    wait_until,
+)
 from tests.stores import WebServer
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no FUSE here: {why_not()}")
@@ -182,3 +191,38 @@ def _drop_pages(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
+
+
+FAILS_ONCE_MAPPED = """
+import os
+import subprocess
+from pathlib import Path
+from corpus_server.corpus.files import OpenFile
+
+opened = OpenFile.map
+
+def map_and_fail(self, *given):
+    mapped = opened(self, *given)
+    if self.path.name == "web.bin.documents":
+        Path({fault!r}).write_text("eio")
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return mapped
+
+OpenFile.map = map_and_fail
+"""
+
+
+def test_a_command_whose_disk_fails_says_so_and_publishes_nothing(disk: FailingDisk, tmp_path: Path) -> None:
+    path = write_raw(disk.path / "web.bin", some_tokens(200_000, vocabulary=10))
+    assert run_here("index", f"{path},eot=0").returncode == 0
+    program = FAILS_ONCE_MAPPED.format(fault=str(tmp_path / "fault"))
+    done = subprocess.run(
+        command("view", "create", path, "--out", tmp_path / "new.view", prelude=f"exec({program!r})"),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert "web.bin.documents: the disk did not deliver " in done.stderr
+    assert not (tmp_path / "new.view").exists()

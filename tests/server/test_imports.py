@@ -15,7 +15,7 @@ PACKAGE = ROOT / "corpus_server"
 
 LEVELS = (
     {"errors", "user_files"},
-    {"described", "extras", "corpus_spec", "daemon_thread", "in_background", "pieces", "work"},
+    {"described", "extras", "corpus_spec", "daemon_thread", "in_background", "pieces", "watched", "work"},
     {"settings", "plan", "corpus", "recordings", "reports", "__init__"},
     {"stores", "admission"},
     {"read"},

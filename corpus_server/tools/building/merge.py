@@ -111,6 +111,10 @@ def _open(folder: Path, opened: ExitStack) -> _Built:
 
 def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
     _check_alike(corpora)
+    sampled = sampled_fingerprint(contents(shard for corpus in corpora for shard in corpus.shards))
+    for corpus in corpora:
+        for shard in corpus.shards:
+            shard.close()  # a new link is a change of a file that is open
     shards: list[ManifestShard] = []
     digests: list[ShardHashes] = []
     for corpus in corpora:
@@ -129,10 +133,7 @@ def _merge(corpora: Sequence[_Built], folder: Path, *, copy: bool) -> Manifest:
     if isinstance(first.tokenizer, Source):
         _place(corpora[0].folder / first.tokenizer.path, folder / first.tokenizer.path, copy=copy)
     _merge_metadata(corpora, folder, copy=copy)
-    hashes = RecordedHashes(
-        sampled=sampled_fingerprint(contents(shard for corpus in corpora for shard in corpus.shards)),
-        shards=tuple(digests),
-    )
+    hashes = RecordedHashes(sampled=sampled, shards=tuple(digests))
     save_sidecar(spec_of(folder), hashes)
     masked = [each.manifest for each in corpora if each.manifest.num_targets is not None]
     num_targets, mask_dtype = None, None

@@ -20,6 +20,7 @@ universal string hashing is fast", 2014). They do not roll, so seeds cost nothin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -309,8 +310,11 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _column(folder: Path, name: str, size: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return a file of a folder as an array of zeros."""
-    made: NDArray[Any] = open_memmap(_file(folder, name), mode="w+", dtype=dtype, shape=(size,))
+    """Return a file of a folder as an array of zeros; raises OSError if there is no room for it."""
+    path = _file(folder, name)
+    made: NDArray[Any] = open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
+    with path.open("r+b") as file:  # a page that finds no room when it is written ends the process
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return made
 
 

@@ -66,7 +66,7 @@ class Scan:
 
         Raises:
             InvalidParameter: there are more than `MAX_RUNS`.
-            ReadFailed: a process ended.
+            CorpusServerError: a process ended.
         """
         starts = range(0, num_tokens, STRETCH_TOKENS)
         with ExitStack() as stack:

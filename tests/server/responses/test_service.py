@@ -202,7 +202,7 @@ def test_a_process_whose_files_have_changed_is_not_ready(
     service: Service, tmp_path: Path, name: str, size: int
 ) -> None:
     (tmp_path / name).write_bytes(b"")
-    said = f"corpus 'web': {name}: {size} bytes at opening, 0 now; a served file must not change"
+    said = f"corpus 'web': {name}: {size} bytes at opening, 0 now; a file must not change while it is read"
     unready = service.why_not_ready()
     assert unready is not None
     assert unready.detail == said

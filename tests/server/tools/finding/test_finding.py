@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from corpus_server.corpus.index import index
 from corpus_server.errors import CorpusServerError
 from corpus_server.tools.finding import Items, Wanted, find, opened, scan
 from tests.corpora import some_tokens, spec, write_raw
-from tests.serving import RunningServer, run_here
+from tests.serving import RunningServer, command, environment, run_here
 
 Span = tuple[int, int, int, int]
 """Item, first token there, first token in the corpus, tokens."""
@@ -566,3 +567,28 @@ def test_a_plan_of_a_server_is_asked_there_and_a_known_one_in_the_state(web: Pat
     other = run_here("find", f"other={web}", *asked[2:], "--state-dir", tmp_path / "state")
     assert other.returncode == 2
     assert "reads corpus 'web', too: name it as web=PATH" in other.stderr
+
+
+IN_SMALL_DISK = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4m none "$0" && exec "$@"']
+
+
+@pytest.mark.skipif(
+    subprocess.run([*IN_SMALL_DISK, "/mnt", "true"], capture_output=True, check=False).returncode != 0,
+    reason="no file system can be mounted here",
+)
+def test_a_table_that_does_not_fit_the_disk_is_an_error(tmp_path: Path) -> None:
+    """It is written through a map, where a full disk would end the process by a signal."""
+    path = write_raw(tmp_path / "web.bin", some_tokens(1000))
+    items = tmp_path / "items.jsonl"
+    items.write_text(json.dumps({"ids": some_tokens(300_000).tolist()}))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    done = subprocess.run(
+        [*IN_SMALL_DISK, str(scratch), *command("find", path, "--items", items, "--column", "ids")],
+        capture_output=True,
+        text=True,
+        env=environment(TMPDIR=str(scratch)),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert "No space left on device" in done.stderr
