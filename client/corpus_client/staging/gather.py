@@ -130,8 +130,8 @@ def _open_files() -> tuple[int, int]:
     return sys.maxsize if soft == unlimited else soft, sys.maxsize if hard == unlimited else hard
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns  # no program can set the last one back
 
 
 class Gatherer:
