@@ -89,7 +89,7 @@ class LocalShard:
         return np.frombuffer(view, dtype, count=described.num_tokens, offset=described.data_offset)
 
     def check_unchanged(self) -> None:
-        """Raise unless the file has the size and time it was opened with, and all that was read came."""
+        """Raise unless the file has the size and times it was opened with, and all that was read came."""
         try:
             now = _identity(self.path.stat())
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,13 +82,17 @@ def test_another_corpus_of_the_same_sizes_is_refused(
         make_loader(local_root=local_root)
 
 
-def test_change_under_the_run_is_found(make_loader: MakeLoader, local_root: Path) -> None:
+@pytest.mark.parametrize("change", ["cut", "size and mtime kept"])
+def test_change_under_the_run_is_found(make_loader: MakeLoader, local_root: Path, change: str) -> None:
     loader = make_loader(local_root=local_root, num_steps=1000, prefetch_bytes=1 << 13)
     next(loader)
     for name in ("00000.bin", "00001.bin", "00002.bin"):
         path = local_root / name
+        before = path.stat()
         with path.open("r+b") as file:
-            file.truncate(path.stat().st_size - 2)
+            file.truncate(before.st_size - 2) if change == "cut" else file.write(bytes(100))
+        if change != "cut":
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(errors.LocalCopyMismatch, match="changed while it was in use"):
         list(loader)
 
