@@ -23,8 +23,10 @@ def test_the_step_shows_the_text_that_the_route_gives(
         texts = ["\u27e8end of text\u27e9" if span["is_eot"] else span["text"] for span in row["spans"]]
         if row["corpus"] == "docs":
             assert shown == texts
-    page.get_by_role("button", name="More rows").click()
+    more = page.get_by_role("button", name="More rows")
+    more.click()
     expect(page.locator(".train-row")).to_have_count(12)
+    expect(more).to_be_hidden()
 
 
 def test_text_of_strangers_stays_text(opened: Opened, plans: dict[str, str]) -> None:
