@@ -7,9 +7,11 @@ server looks after each copy instead, and goes on when a file changed.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from corpus_server.errors import CorpusServerError
@@ -18,6 +20,10 @@ from corpus_server.errors import CorpusServerError
 class Watched(Protocol):
     """A file that is open."""
 
+    @property
+    def path(self) -> Path:
+        """Where it lay at opening."""
+
     def unreported(self) -> CorpusServerError | None:
         """Return why bytes that were read may be wrong; None if they are right, or an error has said it."""
 
@@ -25,6 +31,7 @@ class Watched(Protocol):
 # Each change is one operation of C code: a garbage collection, which may close files, needs no lock.
 _files: set[weakref.ref[Watched]] = set()
 _closed: list[CorpusServerError] = []
+_published: set[tuple[int, int]] = set()  # device and inode
 _watches: list[object] = []
 
 
@@ -46,6 +53,7 @@ def watching() -> Iterator[None]:
         _watches.remove(watch)
         if not _watches:
             _closed.clear()
+            _published.clear()
 
 
 def is_watching() -> bool:
@@ -65,7 +73,7 @@ def check(files: Iterable[Watched] | None = None) -> None:
         raise error
     known = (each() for each in _files.copy()) if files is None else files
     for file in known:
-        if file is not None and (found := file.unreported()) is not None:
+        if file is not None and (found := _error(file)) is not None:
             raise found
 
 
@@ -77,5 +85,22 @@ def opened(file: Watched) -> None:
 def closing(file: Watched) -> None:
     """Look at a file for the last time."""
     _files.discard(weakref.ref(file))
-    if _watches and (found := file.unreported()) is not None:
+    if _watches and (found := _error(file)) is not None:
         _closed.append(found)
+
+
+def published(fd: int) -> None:
+    """Note a file that takes its place now: what it replaces was read before, and has not changed."""
+    if _watches:
+        status = os.fstat(fd)
+        _published.add((status.st_dev, status.st_ino))
+
+
+def _error(file: Watched) -> CorpusServerError | None:
+    if (found := file.unreported()) is None:
+        return None
+    try:
+        status = file.path.stat()
+    except OSError:
+        return found
+    return None if (status.st_dev, status.st_ino) in _published else found

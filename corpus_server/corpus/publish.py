@@ -48,6 +48,7 @@ def publishing(
             if durable:
                 os.fsync(file.fileno())
             watched.check(of)
+            watched.published(file.fileno())
             temporary.replace(path)
     except BaseException:
         # Not if another process holds the lock: the file is its own.
