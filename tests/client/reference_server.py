@@ -37,7 +37,8 @@ class Fault:
     """What to do to one array response.
 
     kind: cut | reset | checksum | shape | length | flip | busy | error | bad-request | slow | hole |
-        unknown-plan | header-plan | answer-late (once the next request has come on the same connection) |
+        other-corpus | unknown-plan | header-plan |
+        answer-late (once the next request has come on the same connection) |
         pause (in the middle of the body) | hang-up (before the first byte) |
         other-step (the whole, valid answer of the step behind it)
     at: where (bytes into the body) or for how long (seconds), by kind.
@@ -405,6 +406,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _fail_before_the_response(self, fault: Fault) -> None:
         if fault.kind == "error":
             raise Problem(500, "internal-error", "it broke")
+        if fault.kind == "other-corpus":
+            raise Problem(409, "fingerprint-mismatch", "corpus 'web' has other content")
         if fault.kind == "bad-request":
             raise Problem(422, "response-too-large", "too large", remedy="ask for less")
         if fault.kind == "slow":

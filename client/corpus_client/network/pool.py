@@ -43,6 +43,8 @@ TELL_FIRST_SECONDS, TELL_SECONDS = 1.0, 10.0
 REACH_SECONDS, HERE_SECONDS = 30.0, 5.0
 """For the first connection of a new loader to any server; to those of this host: one may be starting."""
 
+_OTHER_CORPORA = frozenset({"fingerprint-mismatch", "unknown-corpus"})  # kinds of `ServerError`
+
 T = TypeVar("T")
 
 log = logging.getLogger("corpus_client")
@@ -235,15 +237,19 @@ class Pool:
         except errors.ServerError as error:
             if error.passing or isinstance(error, errors.AccessDenied):
                 raise
-            raise errors.ReplicaRefused(
-                f"{replica.endpoint.name} refuses the plan {plan.plan_id}: {error}"
-            ) from error
+            raise _refused(replica, plan, error) from error
         if plan_id != plan.plan_id:
             raise errors.ReplicaRefused(
                 f"{replica.endpoint.name} makes plan {plan_id} of the plan {plan.plan_id}: "
                 "does it run another version?"
             )
         replica.plan_in_doubt = False
+
+    def refusal_of(self, replica: Replica, error: Exception) -> errors.ReplicaRefused | None:
+        """Return what an error says of a replica that kept the plan and has other corpora now; else None."""
+        if self.plan is not None and isinstance(error, errors.ServerError) and error.kind in _OTHER_CORPORA:
+            return _refused(replica, self.plan, error)
+        return None
 
     def _introduced(self, endpoint: Endpoint, plan: BoundPlan) -> str:
         """Post as much of a plan, from its end, as the server does not know; return its id there."""
@@ -427,6 +433,10 @@ class Pool:
                 replica.connections.append(connection)
                 if self._stopped:
                     self.discard(replica, connection)
+
+
+def _refused(replica: Replica, plan: BoundPlan, error: errors.ServerError) -> errors.ReplicaRefused:
+    return errors.ReplicaRefused(f"{replica.endpoint.name} refuses the plan {plan.plan_id}: {error}")
 
 
 def named(replica: Replica, error: Exception) -> str:

@@ -241,7 +241,8 @@ class Replicas(AbstractContextManager["Replicas"]):
                     deadline=min(deadline, attempt.started + self.network.attempt_seconds),
                     patience=partial(self._patience, attempt),
                 )
-            except errors.CorpusClientError as error:
+            except errors.CorpusClientError as raised:
+                error = self._pool.refusal_of(attempt.replica, raised) or raised
                 attempts.remove(attempt)
                 self._end(attempt)
                 if (final := self._final(error)) is not None:

@@ -277,6 +277,23 @@ def test_server_that_comes_back_with_another_corpus_is_refused(
         assert_exact(loader, corpus, 1000)
 
 
+def test_server_that_kept_the_plan_and_has_another_corpus_is_skipped(
+    server: ReferenceServer, swapping: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
+) -> None:
+    """Also while the right one is away."""
+    loader = make_loader([swapping.url, server.url], prefetch_bytes=1 << 13)
+    assert_exact(loader, corpus, 3)
+    swapping.next_fault = lambda: Fault("other-corpus")
+    server.stop()
+    restart = threading.Timer(0.6, server.start)
+    restart.start()
+    assert_exact(loader, corpus, 60)
+    restart.join()
+    server.next_fault = swapping.next_fault
+    with pytest.raises(errors.ReplicaUnusable, match=rf"{server.url} refuses .*other content"):
+        assert_exact(loader, corpus, 1000)
+
+
 def test_two_requests_are_on_the_wire_before_the_first_is_answered(
     server: ReferenceServer, make_loader: MakeLoader
 ) -> None:
