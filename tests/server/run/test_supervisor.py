@@ -129,9 +129,14 @@ def test_workers_killed_while_they_start_do_not_delay_the_others(
             seen.add(new)
             kill(new)
         kill(second)
-        wait_until(lambda: server.log().count(" is ready\n") == 4, server.log)
+
+        def all_are_new_and_ready() -> bool:
+            pids, log = server.worker_pids(), server.log()
+            are_ready = all(f"worker {pid} is ready\n" in log for pid in pids)
+            return len(pids) == 2 and not seen & set(pids) and are_ready
+
+        wait_until(all_are_new_and_ready, server.log)
         assert server.get("/readyz").status == 200
-        assert not set(server.worker_pids()) & seen
         assert server.stop() == 0
 
 
