@@ -242,7 +242,9 @@ class Replicas(AbstractContextManager["Replicas"]):
                     patience=partial(self._patience, attempt),
                 )
             except errors.CorpusClientError as raised:
-                error = self._pool.refusal_of(attempt.replica, raised) or raised
+                error = raised
+                if path is not None:  # the plan was bound: what is wrong is the replica
+                    error = self._pool.refusal_of(attempt.replica, raised) or raised
                 attempts.remove(attempt)
                 self._end(attempt)
                 if (final := self._final(error)) is not None:
