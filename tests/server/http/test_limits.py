@@ -149,7 +149,7 @@ def test_json_and_text_responses_count_too(tight: RunningServer) -> None:
 def test_stalled_readers_cost_little_memory(big: ServedCorpus, tmp_path: Path) -> None:
     """Catalogue row 22 in short: each further reader of 20 MB costs little more than a piece.
 
-    The least of three servers counts: heaps of threads grow by up to 2 MB at any time, and keep what they have.
+    The least of three servers counts: heaps of threads grow by up to 2 MB at any time, and keep it.
     """
     most = 30 * (PIECE_BYTES + 2**17)
     for number in range(3):
