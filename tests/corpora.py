@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 from collections.abc import Sequence
@@ -51,6 +52,12 @@ def some_tokens(count: int, *, dtype: str = "uint16", vocabulary: int = 50_000, 
 def open_descriptors() -> int:
     """Return how many files this process holds open."""
     return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
+def settled_descriptors() -> int:
+    """Return `open_descriptors` once the files that earlier tests have left to the collector are closed."""
+    gc.collect()
+    return open_descriptors()
 
 
 def write_raw(path: Path, tokens: Tokens, *, dtype: str = "uint16") -> Path:

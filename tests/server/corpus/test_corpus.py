@@ -15,6 +15,7 @@ from corpus_server.errors import InvalidParameter, UnknownDocument, UnreadableCo
 from tests.corpora import (
     open_corpus,
     open_descriptors,
+    settled_descriptors,
     spec,
     write_megatron,
     write_npy,
@@ -210,7 +211,7 @@ def test_the_named_tokenizer_wins(tmp_path: Path) -> None:
 def test_a_tokenizer_that_cannot_be_read_is_an_error_at_opening(tmp_path: Path) -> None:
     """And not at the first request for text, days later."""
     path = write_raw(tmp_path / "a.bin", [1, 2])
-    before = open_descriptors()
+    before = settled_descriptors()
     with pytest.raises(UnreadableCorpus, match=r"missing\.json: the tokenizer cannot be read: No such file"):
         open_corpus(path, tokenizer=str(tmp_path / "missing.json"))
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -228,7 +229,7 @@ def test_uint8_tokens_are_bytes(tmp_path: Path, dtype: str, expected: str | None
 def test_one_bad_shard_closes_the_others_and_is_named(tmp_path: Path) -> None:
     _folder(tmp_path / "c", [2, 4])
     (tmp_path / "c" / "s2.bin").write_bytes(b"odd")
-    before = open_descriptors()
+    before = settled_descriptors()
     with pytest.raises(UnreadableCorpus, match=r"s2\.bin: 3 bytes"):
         open_corpus(tmp_path / "c", name="c")
     assert open_descriptors() == before

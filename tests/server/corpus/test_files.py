@@ -16,7 +16,7 @@ import pytest
 from corpus_server.corpus.files import OpenFile, address_of
 from corpus_server.corpus.guard import GuardedRange
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
-from tests.corpora import open_descriptors
+from tests.corpora import open_descriptors, settled_descriptors
 from tests.pages import drop
 
 
@@ -77,7 +77,7 @@ def test_what_is_in_memory_is_told_and_can_be_dropped(tmp_path: Path) -> None:
 
 def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    before = open_descriptors()
+    before = settled_descriptors()
     file = OpenFile(tmp_path / "a")
     file.close()
     other = OpenFile(tmp_path / "a")
@@ -120,7 +120,7 @@ def test_what_cannot_be_opened_leaves_every_descriptor_as_it_was(
     def refuse(fd: int) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    before = open_descriptors()
+    before = settled_descriptors()
     with monkeypatch.context() as patch, pytest.raises(UnreadableCorpus) as caught:  # noqa: PT012
         if name == "stale":
             (tmp_path / name).touch()

@@ -22,6 +22,7 @@ from corpus_server.tools.building.merge import merge
 from tests.corpora import (
     open_corpus,
     open_descriptors,
+    settled_descriptors,
     some_tokens,
     spec,
     write_arrow,
@@ -43,7 +44,7 @@ def npy(dtype: str, mask: Sequence[float] = MASK) -> bytes:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
-    before = open_descriptors()
+    before = settled_descriptors()
     yield
     assert open_descriptors() == before
 

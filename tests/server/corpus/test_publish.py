@@ -16,7 +16,7 @@ import pytest
 
 from corpus_server.corpus import publish
 from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale, scratch_folder
-from tests.corpora import open_descriptors
+from tests.corpora import open_descriptors, settled_descriptors
 
 
 def names(folder: Path) -> list[str]:
@@ -52,7 +52,7 @@ def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
 def test_a_durable_file_is_on_disk_before_its_name(
     tmp_path: Path, synced: list[tuple[str, int | None, list[str]]]
 ) -> None:
-    before = open_descriptors()
+    before = settled_descriptors()
     with publishing(tmp_path / "a") as file:
         file.write(b"new")
     assert synced == [(".a.tmp", 3, [".a.tmp"]), (".", None, ["a"])]
@@ -66,7 +66,7 @@ def test_a_durable_file_is_on_disk_before_its_name(
 def test_the_names_in_a_folder_are_on_disk_before_its_own(
     tmp_path: Path, synced: list[tuple[str, int | None, list[str]]]
 ) -> None:
-    before = open_descriptors()
+    before = settled_descriptors()
     with publishing_folder(tmp_path / "a") as folder:
         (folder / "inner").mkdir()
     assert synced == [
@@ -93,7 +93,7 @@ def test_a_published_file_has_the_permissions_of_any_other(tmp_path: Path) -> No
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    before = open_descriptors()
+    before = settled_descriptors()
     with pytest.raises(error), publishing(path) as file:  # noqa: PT012
         file.write(b"new")
         raise error
@@ -104,7 +104,7 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: ty
 def test_two_writers_do_not_mix(tmp_path: Path) -> None:
     with publishing(tmp_path / "a") as file:
         file.write(b"first")
-        before = open_descriptors()
+        before = settled_descriptors()
         with (
             pytest.raises(BlockingIOError, match="another process is writing it") as caught,
             publishing(tmp_path / "a"),
@@ -141,7 +141,7 @@ def test_a_published_file_is_not_taken_for_the_one_aside(
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_an_error_leaves_no_folder(tmp_path: Path, error: type[BaseException]) -> None:
-    before = open_descriptors()
+    before = settled_descriptors()
     with pytest.raises(error), publishing_folder(tmp_path / "a") as folder:  # noqa: PT012
         (folder / "b").write_bytes(b"new")
         raise error
@@ -188,7 +188,7 @@ def test_a_published_folder_is_not_taken_for_the_one_aside(
         plain(lock, how)
 
     monkeypatch.setattr(fcntl, "flock", publish_first)
-    before = open_descriptors()
+    before = settled_descriptors()
     with (
         pytest.raises(BlockingIOError, match="another process is writing it"),
         publishing_folder(tmp_path / "a"),

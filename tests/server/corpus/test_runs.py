@@ -19,7 +19,7 @@ from corpus_server.corpus.shards import open_runs
 from corpus_server.corpus.verify import record, verify
 from corpus_server.plan import Plan
 from corpus_server.work import Budget
-from tests.corpora import open_corpus, open_descriptors, some_tokens, spec, write_raw
+from tests.corpora import open_corpus, open_descriptors, settled_descriptors, some_tokens, spec, write_raw
 from tests.serving import command, environment
 
 RUNS = [some_tokens(count, seed=count) for count in (1000, 0, 37, 500)]
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "in").mkdir()
     write_runs(tmp_path / "in" / "a.bin")
     write_runs(tmp_path / "in" / "b.bin", [some_tokens(100)])
-    before = open_descriptors()
+    before = settled_descriptors()
     yield tmp_path / "in"
     assert open_descriptors() == before
 
@@ -74,7 +74,7 @@ def test_each_run_is_a_shard_of_its_file(folder: Path) -> None:
 
 
 def test_files_take_one_descriptor_each_however_many_runs_they_hold(folder: Path) -> None:
-    before = open_descriptors()
+    before = settled_descriptors()
     with open_corpus(folder):
         assert open_descriptors() == before + 2
 
@@ -94,7 +94,7 @@ def test_no_window_of_a_plan_crosses_from_one_run_to_the_next(folder: Path) -> N
 
 
 def test_the_files_last_run_closes_it(tmp_path: Path) -> None:
-    before = open_descriptors()
+    before = settled_descriptors()
     runs = open_runs(write_runs(tmp_path / "a.bin"))
     for run in runs[1:]:
         run.close()

@@ -21,6 +21,7 @@ from tests.corpora import (
     open_descriptors,
     open_shard,
     rewrite_in_place,
+    settled_descriptors,
     some_tokens,
     spec,
     write_llmc,
@@ -186,7 +187,7 @@ def test_a_file_replaced_by_rename_keeps_its_old_tokens(tmp_path: Path) -> None:
 
 def test_close_frees_map_and_descriptors_and_may_be_repeated(tmp_path: Path) -> None:
     path = write_megatron(tmp_path / "marked", [[1, 2], [3]])
-    before = open_descriptors()
+    before = settled_descriptors()
     shard = open_shard(path)
     assert "marked.bin" in Path("/proc/self/maps").read_text()
     shard.close()
@@ -203,7 +204,7 @@ def test_an_index_does_not_stay_open_without_its_tokens(tmp_path: Path) -> None:
             raise self.unreadable("cannot be mapped", "try again")
 
     path = write_megatron(tmp_path / "x", [[1, 2], [3]])
-    before = open_descriptors()
+    before = settled_descriptors()
     with pytest.raises(UnreadableCorpus, match="cannot be mapped") as caught:
         open_shard(path, open_file=Unmappable)
     assert open_descriptors() == before

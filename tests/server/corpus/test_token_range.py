@@ -16,6 +16,7 @@ from tests.corpora import (
     megatron_index,
     open_corpus,
     open_descriptors,
+    settled_descriptors,
     some_tokens,
     spec,
     write_llmc,
@@ -129,7 +130,7 @@ def test_hashes_of_a_range_are_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bounds", [(0, 17), (16, 20)])
 def test_a_range_that_is_not_there_is_refused(folder: Path, bounds: tuple[int, int]) -> None:
-    before = open_descriptors()
+    before = settled_descriptors()
     with pytest.raises(
         InvalidParameter, match=r"token_range must be within the 16 tokens of the files, got \["
     ):

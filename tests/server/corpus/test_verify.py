@@ -22,6 +22,7 @@ from corpus_server.corpus.verify import BadBlock, record, verify
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import (
     open_descriptors,
+    settled_descriptors,
     some_tokens,
     spec,
     write_llmc,
@@ -239,7 +240,7 @@ def test_a_sidecar_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_memory_is_bounded_and_everything_closed(folder: Path) -> None:
-    before = open_descriptors()
+    before = settled_descriptors()
     tracemalloc.start()
     record(spec(folder))
     verify(spec(folder))

@@ -19,7 +19,16 @@ from corpus_server.errors import UnreadableCorpus
 from corpus_server.plan import Plan
 from corpus_server.read.reading import WindowReading
 from corpus_server.work import Budget
-from tests.corpora import open_corpus, open_descriptors, recognise, some_tokens, spec, write_arrow, write_raw
+from tests.corpora import (
+    open_corpus,
+    open_descriptors,
+    recognise,
+    settled_descriptors,
+    some_tokens,
+    spec,
+    write_arrow,
+    write_raw,
+)
 from tests.serving import command, environment
 
 KINDS = ("stream", "file")
@@ -239,7 +248,7 @@ def test_no_token_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_folder_of_datasets_is_a_corpus(tmp_path: Path) -> None:
     """As `save_to_disk` lays it out, with what `map` leaves beside it later."""
-    before = open_descriptors()
+    before = settled_descriptors()
     write_arrow(tmp_path / "data-00000-of-00002.arrow", lists(ROWS[:13], text=["t"] * 13), rows=10)
     write_arrow(tmp_path / "data-00001-of-00002.arrow", lists(ROWS[13:], length=8))
     write_arrow(tmp_path / "cache-0123456789abcdef.arrow", lists())

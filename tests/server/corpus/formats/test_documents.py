@@ -19,7 +19,15 @@ from corpus_server.corpus.index import index
 from corpus_server.corpus.shards import content_digest
 from corpus_server.corpus.verify import verify
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
-from tests.corpora import open_corpus, open_descriptors, open_shard, spec, write_npy, write_raw
+from tests.corpora import (
+    open_corpus,
+    open_descriptors,
+    open_shard,
+    settled_descriptors,
+    spec,
+    write_npy,
+    write_raw,
+)
 
 TOKENS = [7, 8, 0, 9, 0, 5]
 
@@ -172,7 +180,7 @@ def test_every_other_length_is_refused(shard: Path) -> None:
 
 def test_every_flipped_bit_of_the_header_is_refused(shard: Path) -> None:
     whole = sidecar(shard).read_bytes()
-    before = open_descriptors()
+    before = settled_descriptors()
     for bit in range(96 * 8):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
