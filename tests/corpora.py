@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,19 @@ def open_descriptors() -> int:
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
-def settled_descriptors() -> int:
-    """Return `open_descriptors` once the files that earlier tests have left to the collector are closed."""
-    gc.collect()
-    return open_descriptors()
+def open_files() -> set[tuple[str, str]]:
+    """Return the files and folders that this process has open: descriptors and paths.
+
+    Those that are there later and were not before were opened since then; others may have been closed in
+    between, because an earlier test left them to the collector or to a thread.
+    """
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed a moment ago, as the listing itself
+            path = str(each.readlink())
+            if path.startswith("/") and not path.startswith(("/dev/", "/proc/")):
+                found.add((each.name, path))
+    return found
 
 
 def write_raw(path: Path, tokens: Tokens, *, dtype: str = "uint16") -> Path:

@@ -113,6 +113,7 @@ class Stager(Closing):
         self._thread = threading.Thread(target=self._run, name="stager", daemon=True)
         self._thread.start()
         cache.needed_in = self.progress.needed_in
+        cache.on_attached = self._note_attached
         registry.add_subscriber(self)
 
     def close(self) -> None:
@@ -201,6 +202,11 @@ class Stager(Closing):
                     self._response(extent, error)
             self._changed.notify()
         return request.future
+
+    def _note_attached(self, extent: Extent) -> None:
+        """Unmap an extent in the end that a response mapped anew, whose reader was slow."""
+        with self._changed:
+            self._asked_at[extent] = time.monotonic()
 
     def _response(self, extent: Extent, error: BaseException | None) -> None:
         """Let requests go on that wait for nothing but this extent, or fail all that wait for it."""

@@ -172,6 +172,18 @@ class PartlyMappedFile(OpenFile):
             _last_change[0] = next(_change_numbers)
             return True
 
+    def attach_anew(self, span: Span) -> None:
+        """Map a span that a copy is about to read: it was unmapped while the response waited for its reader.
+
+        Raises:
+            NotStaged: its local file is gone, too.
+        """
+        raise self.not_here(span)
+
+    def not_here(self, span: Span) -> NotStaged:
+        """Return the error that says so of a span."""
+        return NotStaged(f"{self.name_of(*span[1:])} is not on this machine").about(self.corpus)
+
     def detach(self, span: Span) -> bool:
         """Unmap a span, so that its local file may be removed; return False if tokens are being copied."""
         with self._lock, _holding:
@@ -303,7 +315,7 @@ class MappedSpans:
             needed: those that are read. Not asked for while all are mapped, and good.
 
         Raises:
-            NotStaged: one is not mapped.
+            NotStaged: one is not mapped, and its local file is gone.
             CorpusChanged, ReadFailed: see `Attached.check_unchanged`.
         """
         return _Holding(self, needed)
@@ -315,15 +327,24 @@ class MappedSpans:
                 _held[key] = found
                 return found
         spans = needed()
-        with _holding:
-            found = _held[key] = [_mapped(span) for span in spans]
-        return found
+        while True:
+            with _holding:
+                mapped = [span[0].attached(span) for span in spans]
+                found = [each for each in mapped if each is not None]
+                if len(found) == len(spans):
+                    _held[key] = found
+                    return found
+            for span, its in zip(spans, mapped, strict=True):
+                if its is None:
+                    span[0].attach_anew(span)
 
     def _check(self, held: list[Attached], needed: Callable[[], Sequence[Span]]) -> None:
         """Raise if what was read may be wrong."""
         if not self._are_good(held):
             for span in needed():
-                _mapped(span).check_unchanged()
+                if (its := span[0].attached(span)) is None:  # its file was closed
+                    raise span[0].not_here(span)
+                its.check_unchanged()
 
     def _all_mapped(self) -> list[Attached] | None:
         if self._all_as_of != _last_change[0]:
@@ -350,13 +371,6 @@ class MappedSpans:
         if held is self._all:
             self._good = _Good(held, sign, looked_at + LOOK_SECONDS)
         return looked_at > -math.inf
-
-
-def _mapped(span: Span) -> Attached:
-    file, *bounds = span
-    if (its := file.attached(span)) is None:
-        raise NotStaged(f"{file.name_of(*bounds)} is not on this machine").about(file.corpus)
-    return its
 
 
 class _Holding:

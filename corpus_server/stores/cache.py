@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 from weakref import finalize
 
 from corpus_server.corpus.files import OpenFile
@@ -80,6 +80,7 @@ class Cache:
         limit_bytes: which holds.
         num_evicted: extents that this process has removed to make room.
         needed_in: says of keys when their extents are needed next, in any unit; infinity if it does not know.
+        on_attached: told of an `Extent` that a copy has mapped, so that somebody unmaps it in the end.
 
     Raises:
         UnreadableCorpus: the folder cannot be written to.
@@ -91,6 +92,7 @@ class Cache:
         self._has_said_changed = False
         self.num_evicted = 0
         self.needed_in: Callable[[Sequence[str]], Iterable[float]] = lambda keys: [math.inf] * len(keys)
+        self.on_attached: Callable[[Any], object] = lambda extent: None
         self.extents = folder / "extents"
         self.corpora = folder / "corpora"
         self._wrong = folder / "wrong"

@@ -19,7 +19,7 @@ from corpus_server.corpus import guard
 from corpus_server.corpus.files import OpenFile
 from corpus_server.errors import naming
 from corpus_server.pieces import Int64Array
-from corpus_server.stores.attached import PartlyMappedFile, Sign
+from corpus_server.stores.attached import PartlyMappedFile, Sign, Span
 from corpus_server.stores.cache import Cache
 from corpus_server.stores.cuts import Cuts
 from corpus_server.stores.download import Part, Recorded, check_whole, stage
@@ -173,6 +173,13 @@ class StagedFile(PartlyMappedFile):
     def sign(self) -> Sign:
         """See `PartlyMappedFile.sign`, and `Cache.given_up`."""
         return self.cache.given_up(), guard.last_fault()
+
+    def attach_anew(self, span: Span) -> None:
+        """See `PartlyMappedFile.attach_anew`."""
+        extent = Extent(self, *span[1:])
+        if not extent.attach():
+            raise self.not_here(extent)
+        self.cache.on_attached(extent)
 
     def read_ends(self) -> None:
         """Read both ends, so that opening the file needs no further request."""

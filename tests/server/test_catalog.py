@@ -14,7 +14,7 @@ from corpus_server.errors import FingerprintMismatch, UnreadableCorpus
 from corpus_server.plan import Plan
 from corpus_server.work import Budget
 from tests.conftest import ServedCorpus
-from tests.corpora import open_descriptors, settled_descriptors, some_tokens, write_raw
+from tests.corpora import open_files, some_tokens, write_raw
 from tests.reference import one_source
 
 
@@ -53,9 +53,9 @@ def test_a_plan_made_before_hashes_were_recorded_still_binds(tmp_path: Path) -> 
 
 
 def test_opens_all_or_nothing(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:
-    before = settled_descriptors()
+    before = open_files()
     with pytest.raises(UnreadableCorpus, match="found nothing"):
         Catalog.open(
             [CorpusSpec(name="web", path=corpora["web"].path), CorpusSpec(name="b", path=tmp_path / "b")]
         )
-    assert open_descriptors() == before
+    assert not open_files() - before

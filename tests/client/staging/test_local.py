@@ -168,7 +168,7 @@ def test_shards_that_were_opened_are_closed_when_one_cannot_be(tmp_path: Path) -
     before = num_descriptors()
     with pytest.raises(errors.LocalCopyMismatch, match=r"1\.bin must lie at"):
         open_shards(plan_of(described("a", "0.bin"), described("a", "1.bin")), tmp_path)
-    assert num_descriptors() == before
+    assert num_descriptors() <= before
 
 
 def test_pieces_of_too_few_rows_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from corpus_server.corpus.files import OpenFile, address_of
 from corpus_server.corpus.guard import GuardedRange
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
-from tests.corpora import open_descriptors, settled_descriptors
+from tests.corpora import open_files
 from tests.pages import drop
 
 
@@ -77,14 +77,14 @@ def test_what_is_in_memory_is_told_and_can_be_dropped(tmp_path: Path) -> None:
 
 def test_closing_twice_does_not_close_another_file(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    before = settled_descriptors()
+    before = open_files()
     file = OpenFile(tmp_path / "a")
     file.close()
     other = OpenFile(tmp_path / "a")
     file.close()
     other.check_unchanged()
     other.close()
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 @pytest.mark.parametrize("state", ["open", "closed"])
@@ -120,13 +120,13 @@ def test_what_cannot_be_opened_leaves_every_descriptor_as_it_was(
     def refuse(fd: int) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    before = settled_descriptors()
+    before = open_files()
     with monkeypatch.context() as patch, pytest.raises(UnreadableCorpus) as caught:  # noqa: PT012
         if name == "stale":
             (tmp_path / name).touch()
             patch.setattr(os, "fstat", refuse)
         OpenFile(tmp_path / name)
-    assert open_descriptors() == before
+    assert not open_files() - before
     assert re.match(f"{re.escape(str(tmp_path / name))}: {said}", caught.value.detail)
     assert caught.value.remedy is None
 

@@ -21,8 +21,7 @@ from corpus_server.tools.building.inputs import find_inputs
 from corpus_server.tools.building.merge import merge
 from tests.corpora import (
     open_corpus,
-    open_descriptors,
-    settled_descriptors,
+    open_files,
     some_tokens,
     spec,
     write_arrow,
@@ -44,9 +43,9 @@ def npy(dtype: str, mask: Sequence[float] = MASK) -> bytes:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
-    before = settled_descriptors()
+    before = open_files()
     yield
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 def masks(folder: Path, **options: Any) -> list[list[int] | None]:

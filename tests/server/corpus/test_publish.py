@@ -16,7 +16,7 @@ import pytest
 
 from corpus_server.corpus import publish
 from corpus_server.corpus.publish import publishing, publishing_folder, remove_stale, scratch_folder
-from tests.corpora import open_descriptors, settled_descriptors
+from tests.corpora import open_files
 
 
 def names(folder: Path) -> list[str]:
@@ -52,7 +52,7 @@ def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
 def test_a_durable_file_is_on_disk_before_its_name(
     tmp_path: Path, synced: list[tuple[str, int | None, list[str]]]
 ) -> None:
-    before = settled_descriptors()
+    before = open_files()
     with publishing(tmp_path / "a") as file:
         file.write(b"new")
     assert synced == [(".a.tmp", 3, [".a.tmp"]), (".", None, ["a"])]
@@ -60,13 +60,13 @@ def test_a_durable_file_is_on_disk_before_its_name(
     with publishing(tmp_path / "a", durable=False) as file:
         file.write(b"newer")
     assert (synced, (tmp_path / "a").read_bytes()) == ([], b"newer")
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 def test_the_names_in_a_folder_are_on_disk_before_its_own(
     tmp_path: Path, synced: list[tuple[str, int | None, list[str]]]
 ) -> None:
-    before = settled_descriptors()
+    before = open_files()
     with publishing_folder(tmp_path / "a") as folder:
         (folder / "inner").mkdir()
     assert synced == [
@@ -74,7 +74,7 @@ def test_the_names_in_a_folder_are_on_disk_before_its_own(
         (".a.tmp/inner", None, [".a.tmp"]),
         (".", None, ["a"]),
     ]
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 def test_a_published_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
@@ -93,24 +93,24 @@ def test_a_published_file_has_the_permissions_of_any_other(tmp_path: Path) -> No
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    before = settled_descriptors()
+    before = open_files()
     with pytest.raises(error), publishing(path) as file:  # noqa: PT012
         file.write(b"new")
         raise error
     assert (names(tmp_path), path.read_bytes()) == (["a"], b"old")
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 def test_two_writers_do_not_mix(tmp_path: Path) -> None:
     with publishing(tmp_path / "a") as file:
         file.write(b"first")
-        before = settled_descriptors()
+        before = open_files()
         with (
             pytest.raises(BlockingIOError, match="another process is writing it") as caught,
             publishing(tmp_path / "a"),
         ):
             pass
-        assert open_descriptors() == before
+        assert not open_files() - before
         assert caught.tb is not None  # it would keep a file open that nobody has closed
         with pytest.raises(BlockingIOError):
             remove_stale(tmp_path / "a")
@@ -141,11 +141,11 @@ def test_a_published_file_is_not_taken_for_the_one_aside(
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_an_error_leaves_no_folder(tmp_path: Path, error: type[BaseException]) -> None:
-    before = settled_descriptors()
+    before = open_files()
     with pytest.raises(error), publishing_folder(tmp_path / "a") as folder:  # noqa: PT012
         (folder / "b").write_bytes(b"new")
         raise error
-    assert (names(tmp_path), open_descriptors()) == ([], before)
+    assert (names(tmp_path), open_files() - before) == ([], set())
 
 
 def test_a_folder_that_a_killed_process_left_is_emptied(tmp_path: Path) -> None:
@@ -188,13 +188,13 @@ def test_a_published_folder_is_not_taken_for_the_one_aside(
         plain(lock, how)
 
     monkeypatch.setattr(fcntl, "flock", publish_first)
-    before = settled_descriptors()
+    before = open_files()
     with (
         pytest.raises(BlockingIOError, match="another process is writing it"),
         publishing_folder(tmp_path / "a"),
     ):
         pass
-    assert (names(tmp_path / "a"), open_descriptors()) == (["b"], before)
+    assert (names(tmp_path / "a"), open_files() - before) == (["b"], set())
 
 
 def test_those_who_write_a_folder_and_those_who_remove_it_meet_anywhere(tmp_path: Path) -> None:

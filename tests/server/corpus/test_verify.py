@@ -21,8 +21,7 @@ from corpus_server.corpus.shards import Shard
 from corpus_server.corpus.verify import BadBlock, record, verify
 from corpus_server.errors import CorpusChanged, ReadFailed, UnreadableCorpus
 from tests.corpora import (
-    open_descriptors,
-    settled_descriptors,
+    open_files,
     some_tokens,
     spec,
     write_llmc,
@@ -240,11 +239,11 @@ def test_a_sidecar_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_memory_is_bounded_and_everything_closed(folder: Path) -> None:
-    before = settled_descriptors()
+    before = open_files()
     tracemalloc.start()
     record(spec(folder))
     verify(spec(folder))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 8 * 2**20
-    assert open_descriptors() == before
+    assert not open_files() - before

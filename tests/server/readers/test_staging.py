@@ -270,6 +270,13 @@ def test_what_nobody_reads_or_plans_for_is_unmapped(
     wait_until(lambda: planned.num_detached and planned.num_released)
 
 
+def test_what_a_response_mapped_anew_is_let_go_in_the_end(tmp_path: Path) -> None:
+    cache, extent = Cache(tmp_path, 1000), FakeExtent()
+    with Stager(Registry(), cache):
+        cache.on_attached(extent)
+        wait_until(lambda: extent.num_detached)
+
+
 def test_closing_ends_its_threads_and_the_requests_that_wait(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     stager = Stager(Registry(), Cache(tmp_path, 1000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import pytest
 from corpus_client import CorpusLoader, Staging
 from tests import stores
 from tests.buckets import NAME, Bucket
-from tests.corpora import some_tokens
+from tests.corpora import some_tokens, write_raw
 from tests.server.stores.served import (
     SEQ_LEN,
     SHARD_BYTES,
@@ -303,6 +304,24 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 
 URL = f"s3://{NAME}/web"
+
+
+def test_a_reader_that_stalls_gets_the_rest_of_what_is_on_this_machine(tmp_path: Path) -> None:
+    """Its extents are unmapped meanwhile, so that they could make room for those that others wait for."""
+    (tmp_path / "web").mkdir()
+    content = write_raw(tmp_path / "web" / "0.bin", some_tokens(10**7)).read_bytes()
+    options = ("--cache-dir", str(tmp_path / "cache"), "--extent-bytes", "65536")
+    with RunningServer({"web": f"file://{tmp_path}/web"}, tmp_path, arguments=options) as server:
+        target = "/v1/corpora/web/tokens?start=0&count=10000000&format=raw"
+        assert server.get(target).body == content
+        with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n".encode())
+            begin = connection.recv(4096)
+            time.sleep(4)  # longer than extents stay mapped that nobody asks for
+            with connection.makefile("rb") as rest:
+                body = (begin + rest.read()).partition(b"\r\n\r\n")[2]
+        assert body == content
 
 
 def test_servers_that_share_a_cache_fetch_once_and_have_one_limit(tmp_path: Path, bucket: Bucket) -> None:

@@ -169,8 +169,24 @@ def test_one_stays_attached_while_it_is_held(extent: Extent) -> None:
         assert not extent.detach()
         assert extent.file.is_attached(extent)
     assert extent.detach()
+
+
+def test_one_that_was_unmapped_is_mapped_anew_for_a_copy_and_others_are_told(extent: Extent) -> None:
+    """As when a reader of a long response stalls; whoever unmaps extents hears of it."""
+    path, told = fill(extent), list[Extent]()
+    extent.file.cache.on_attached = told.append
+    assert extent.attach()
+    mapped = MappedSpans([extent])
+    assert extent.detach()
+    with mapped.held(reading(extent)):
+        assert extent.file.is_attached(extent)
+        assert not extent.detach()
+    assert told == [extent]
+    assert extent.detach()
+    path.unlink()
     with pytest.raises(NotStaged), mapped.held(reading(extent)):
         pass
+    assert told == [extent]
 
 
 def test_one_that_was_attached_anew_is_held_as_it_is_mapped_now(extent: Extent) -> None:

@@ -21,9 +21,8 @@ from corpus_server.read.reading import WindowReading
 from corpus_server.work import Budget
 from tests.corpora import (
     open_corpus,
-    open_descriptors,
+    open_files,
     recognise,
-    settled_descriptors,
     some_tokens,
     spec,
     write_arrow,
@@ -248,7 +247,7 @@ def test_no_token_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_folder_of_datasets_is_a_corpus(tmp_path: Path) -> None:
     """As `save_to_disk` lays it out, with what `map` leaves beside it later."""
-    before = settled_descriptors()
+    before = open_files()
     write_arrow(tmp_path / "data-00000-of-00002.arrow", lists(ROWS[:13], text=["t"] * 13), rows=10)
     write_arrow(tmp_path / "data-00001-of-00002.arrow", lists(ROWS[13:], length=8))
     write_arrow(tmp_path / "cache-0123456789abcdef.arrow", lists())
@@ -258,7 +257,7 @@ def test_a_folder_of_datasets_is_a_corpus(tmp_path: Path) -> None:
         assert [shard.num_tokens for shard in corpus.shards] == [80, 24, 80]
         assert [token for shard in corpus.shards for token in shard.tokens.tolist()] == ROWS.ravel().tolist()
         assert corpus.num_documents
-    assert open_descriptors() == before
+    assert not open_files() - before
     with pytest.raises(UnreadableCorpus, match="is a cache of Hugging Face's datasets, which is not served"):
         recognise(tmp_path / "cache-0123456789abcdef.arrow")
     size = sum(path.stat().st_size for path in tmp_path.glob("data-*.arrow"))
