@@ -106,6 +106,7 @@ class PartlyMappedFile(OpenFile):
         self.size_bytes = size_bytes
         self.data = range(size_bytes)
         self._reserved: mmap.mmap | None = None
+        self._is_closed = False
         self._address = 0  # of the byte 0 of the file
         self._lock = threading.Lock()
         self._attached: dict[Span, Attached] = {}  # guarded by the lock, with all that is in it
@@ -151,7 +152,7 @@ class PartlyMappedFile(OpenFile):
         with self._lock:
             if span in self._attached:
                 return True
-            if (local := open_local()) is None:
+            if self._is_closed or (local := open_local()) is None:
                 return False
             _, start, stop = span
             local.name, local.corpus = self.name_of(start, stop), self.corpus
@@ -240,7 +241,7 @@ class PartlyMappedFile(OpenFile):
         with self._lock, _holding:
             for each in list(self._attached.values()):
                 self._detach(each)
-            self._reserved, self._address = None, 0
+            self._reserved, self._address, self._is_closed = None, 0, True
 
     def _detach(self, its: Attached) -> None:
         _last_change[0] = next(_change_numbers)

@@ -189,6 +189,15 @@ def test_one_that_was_unmapped_is_mapped_anew_for_a_copy_and_others_are_told(ext
     assert told == [extent]
 
 
+def test_nothing_of_a_closed_file_is_mapped_anew(extent: Extent) -> None:
+    """Its addresses may belong to something else by then."""
+    fill(extent)
+    mapped = MappedSpans([extent])
+    extent.file.close()
+    with pytest.raises(NotStaged), mapped.held(reading(extent)):
+        pass
+
+
 def test_one_that_was_attached_anew_is_held_as_it_is_mapped_now(extent: Extent) -> None:
     path = fill(extent)
     assert extent.attach()
