@@ -36,8 +36,8 @@ def test_close_while_blocked_on_the_network(make_loader: MakeLoader, server: Ref
     time.sleep(0.2)
     started = time.monotonic()
     loader.close()
-    trainer.join(5)
-    assert time.monotonic() - started < 1
+    trainer.join(20)
+    assert time.monotonic() - started < 10
     assert [type(error) for error in failures] == [errors.LoaderClosed]
     with pytest.raises(errors.LoaderClosed, match="the loader is closed"):
         next(loader)

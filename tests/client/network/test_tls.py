@@ -50,7 +50,7 @@ def test_https_serves_the_same_batches_and_closes_while_blocked(
         time.sleep(0.05)
         started = time.monotonic()
         loader.close()
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10
         assert "corpus-fetcher" not in {thread.name for thread in threading.enumerate()}
 
 
