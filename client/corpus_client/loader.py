@@ -16,7 +16,7 @@ from corpus_client import errors
 from corpus_client.batch import Batch, Origin
 from corpus_client.network import control
 from corpus_client.network.given import Servers
-from corpus_client.network.options import Network
+from corpus_client.network.options import Network, path
 from corpus_client.observe import progress
 from corpus_client.observe.attribution import LoaderStats
 from corpus_client.observe.recorder import Recorder, write_trace
@@ -144,6 +144,7 @@ class CorpusLoader(PlanLoader[Batch]):
         self._placement = placement
         place, stride = placement.find(), placement.step_stride
         self.place = place[:2]
+        path("record_dir", record_dir, "a folder")
         sources = sources or record_dir is not None
         self._stager = open_stager(device, context=place.context, timed=staging.trace_steps > 0)
         self._session = DeviceSession(self._stager)

@@ -79,6 +79,13 @@ class PlanOptions:
                 "ignore_index cannot say the weights that loss masks of the corpora hold: leave it out and "
                 "multiply the losses by batch.loss_mask; loss_mask=False trains on all tokens alike"
             )
+        num_ids = max(plan.vocab_size or 0, (plan.largest_id or -1) + 1)
+        num_ids = num_ids or torch.iinfo(STORED_DTYPES[plan.dtype]).max + 1
+        if self.ignore_index is not None and 0 <= self.ignore_index < num_ids:
+            raise errors.InvalidArgument(
+                "ignore_index must be no token id, else targets of that id are left out of the loss, too: "
+                f"give a negative number such as -100, got {self.ignore_index}"
+            )
         if self.ignore_index is not None and not knows_ends and not has_mask:
             raise errors.InvalidArgument("ignore_index needs eot_id=, the token that ends a document")
         context = self.place.context

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from corpus_client import CorpusLoader, Placement, errors, get_batch
+from corpus_client import CorpusLoader, Network, Placement, errors, get_batch
 from corpus_client.plan.world import find_rank, ranks_on_host
 from tests.client.reference_server import ReferenceServer
 from tests.loaders import grouped
@@ -33,9 +33,25 @@ MakeLoader = Callable[..., CorpusLoader]
         ({"ignore_index": -100}, "ignore_index needs eot_id="),
         ({"ignore_index": -100, "eot_id": 5, "dtype": None}, "ignore_index needs dtype="),
         ({"ignore_index": 1.5, "eot_id": 5}, "ignore_index must be an integer"),
+        ({"ignore_index": 0, "eot_id": 5}, r"ignore_index must be no token id, .* as -100, got 0"),
+        ({"ignore_index": 5, "eot_id": 5}, r"ignore_index must be no token id"),
+        ({"ignore_index": 65535, "eot_id": 5}, r"ignore_index must be no token id"),
+        ({"reiterable": "no"}, "reiterable must be True or False, got 'no'"),
+        ({"sources": "no"}, "sources must be True or False, got 'no'"),
+        ({"loss_mask": "no"}, "loss_mask must be True, False or None, got 'no'"),
+        ({"loss_mask": 0}, "loss_mask must be True, False or None, got 0"),
+        ({"nvtx": "no"}, "nvtx must be True or False, got 'no'"),
+        ({"family": "x"}, "family must be a mapping, .*got 'x'"),
+        ({"family": {}}, "family must be a mapping, .*got {}"),
+        ({"network": Network(ca_file="ca.pem")}, r"ca_file= is for https://.*, got it with http://"),
+        ({"network": Network(cert_file="a.pem", key_file="b.pem")}, r"cert_file= is for https://"),
+        ({"urls": "uds:///tmp/a.sock", "network": Network(ca_file="ca.pem")}, r"got it with uds:///tmp/a"),
         ({"trace_steps": -1}, "trace_steps must be"),
         ({"prefetch_bytes": 1e6}, "prefetch_bytes must be an integer"),
-        ({"local_root": 5}, "local_root must be a folder, or a mapping of corpora to folders, got 5"),
+        ({"local_root": 5}, "local_root must be the path of a folder, or a mapping of .*, got 5"),
+        ({"local_root": ""}, "local_root must be the path of a folder, or a mapping of .*, got ''"),
+        ({"local_root": {"web": ""}}, "local_root of 'web' must be the path of a folder, got ''"),
+        ({"record_dir": ""}, "record_dir must be the path of a folder, got ''"),
         ({"rank": 2, "world_size": 2}, r"rank must be an integer in \[0, 1\], got 2"),
         ({"world_size": 5}, "divides over 1, 2, 3, 4, 6, 12"),
         (

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from corpus_client import errors
-from corpus_client.network.options import Network
+from corpus_client.network.options import TLS_FILES, Network
 
 MAX_SOCKET_PATH_BYTES = 107
 """What a `sockaddr_un` holds, but for the NUL at its end (unix(7))."""
@@ -59,6 +59,10 @@ class Endpoint:
             port = parts.port
         except ValueError as error:
             raise errors.InvalidArgument(f"url must be {URL_FORMS}, got {url!r}: {error}") from error
+        if parts.scheme != "https" and network is not None:
+            for name in TLS_FILES:
+                if getattr(network, name) is not None:
+                    raise errors.InvalidArgument(f"{name}= is for https:// alone, got it with {url}")
         if parts.scheme == "uds":
             return cls._parse_unix(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:

@@ -27,6 +27,8 @@ MAX_IN_FLIGHT = 64
 OWN_HEADERS = ("host", "content-length", "transfer-encoding", "connection", "expect")
 """They say how a request is framed; a second one would make it another request, or none."""
 
+TLS_FILES = ("ca_file", "cert_file", "key_file")
+
 RUN_HEADER = "Corpus-Run"
 TRAINED_STEP_HEADER = "Corpus-Trained-Step"
 
@@ -73,10 +75,13 @@ class Network:
             value = getattr(self, name)
             if value is None and name == "reach_seconds":
                 continue
-            if not isinstance(value, Real) or not 0 < float(value) < math.inf:
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
                 raise errors.InvalidArgument(f"{name} must be above 0, got {value!r}")
         if isinstance(self.in_flight, bool) or self.in_flight not in range(1, MAX_IN_FLIGHT + 1):
             raise errors.InvalidArgument(f"in_flight must be in [1, {MAX_IN_FLIGHT}], got {self.in_flight!r}")
+        boolean("verify", self.verify)
+        for name in TLS_FILES:
+            path(name, getattr(self, name), "a PEM file")
         if self.key_file is not None and self.cert_file is None:
             raise errors.InvalidArgument("key_file must come with cert_file, got key_file alone")
         if not isinstance(self.headers, Mapping):
@@ -126,11 +131,24 @@ class Network:
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file)
         except (OSError, ssl.SSLError) as error:
-            files = [str(each) for each in (self.ca_file, self.cert_file, self.key_file) if each is not None]
+            files = [str(each) for name in TLS_FILES if (each := getattr(self, name)) is not None]
             raise errors.InvalidArgument(
                 f"ca_file, cert_file and key_file must be PEM files, got {', '.join(files)}: {error}"
             ) from error
         return context
+
+
+def boolean(name: str, value: object, or_none: bool = False) -> None:
+    """Raise `InvalidArgument` unless the value is True or False: a text such as "no" would count as True."""
+    if not isinstance(value, bool) and not (or_none and value is None):
+        choices = "True, False or None" if or_none else "True or False"
+        raise errors.InvalidArgument(f"{name} must be {choices}, got {value!r}")
+
+
+def path(name: str, value: object, what: str) -> None:
+    """Raise `InvalidArgument` unless the value is a path or None: an empty one passes for None or `.`."""
+    if value is not None and (not isinstance(value, str | os.PathLike) or value == ""):
+        raise errors.InvalidArgument(f"{name} must be the path of {what}, got {value!r}")
 
 
 class Credentials:

@@ -121,6 +121,10 @@ def make_plan(
     if rows != DEFAULTS["rows"]:
         plan["rows"] = rows
     if family is not None:
+        if not isinstance(family, Mapping) or not family:
+            raise errors.InvalidArgument(
+                f'family must be a mapping, like {{"seed": 7, "leave_out": 0.1, "member": 3}}, got {family!r}'
+            )
         plan["family"] = dict(family)  # the server knows its fields
     if tokenizers is not None:
         plan["tokenizers"] = tokenizers

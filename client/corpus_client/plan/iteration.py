@@ -17,7 +17,7 @@ from corpus_client.network.asking import tell
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.given import Servers, resolved
 from corpus_client.network.layout import Beside
-from corpus_client.network.options import Network
+from corpus_client.network.options import Network, boolean
 from corpus_client.network.own_server import Hold, OwnServer
 from corpus_client.network.replicas import Replicas
 from corpus_client.network.wire import ArrayRequest
@@ -130,6 +130,7 @@ class PlanLoader(Generic[B]):
         *,
         reiterable: bool = False,
     ) -> None:
+        boolean("reiterable", reiterable)
         servers = resolved(urls, network)
         self._hold = servers.hold() if isinstance(servers, OwnServer) else None
         self._connect = partial(Replicas, servers, network.named(run))
@@ -370,7 +371,7 @@ class PlanLoader(Generic[B]):
                 f"the state goes on at step {step}, and this loader ends at num_steps={self._end_step}; "
                 "make it with a larger num_steps"
             )
-        if trained_steps is not None and trained_steps != step:
+        if trained_steps is not None and integer("trained_steps", trained_steps, 0, MAX_STEP) != step:
             kind = "skip" if step > trained_steps else "repeat"
             raise errors.StateMismatch(
                 f"the state goes on at step {step}, but the trainer has trained {trained_steps} steps: "

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from corpus_client.network import wire
 from corpus_client.network.control import BoundPlan
 from corpus_client.network.layout import BESIDE, Beside
+from corpus_client.network.options import boolean
 from corpus_client.network.replicas import Exchange, Replicas
 from corpus_client.plan.schedule import Piece
 
@@ -63,6 +64,8 @@ class StepRequests:
 
 def arrays_beside(plan: BoundPlan, *, sources: bool, loss_mask: bool | None) -> tuple[Beside, ...]:
     """Return the arrays to ask for; None: the loss mask where the plan's corpora have any."""
+    boolean("sources", sources)
+    boolean("loss_mask", loss_mask, or_none=True)
     mask = BESIDE["loss_mask"]._replace(dtype=plan.mask_dtype)
     wanted = {BESIDE["sources"]: sources, mask: plan.is_masked if loss_mask is None else loss_mask}
     return tuple(each for each, is_wanted in wanted.items() if is_wanted)

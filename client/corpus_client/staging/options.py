@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from corpus_client import errors
+from corpus_client.network.options import boolean, path
 from corpus_client.plan.document import integer
 
 LocalRoot = Mapping[str, str | os.PathLike[str]] | str | os.PathLike[str]
@@ -43,8 +43,10 @@ class Staging:
     def __post_init__(self) -> None:
         if self.prefetch_bytes is not None:
             integer("prefetch_bytes", self.prefetch_bytes, 0, 2**63 - 1)
-        if not isinstance(self.local_root, Mapping | str | os.PathLike | None):
-            raise errors.InvalidArgument(
-                f"local_root must be a folder, or a mapping of corpora to folders, got {self.local_root!r}"
-            )
+        if isinstance(self.local_root, Mapping):
+            for name, folder in self.local_root.items():
+                path(f"local_root of {name!r}", folder, "a folder")
+        else:
+            path("local_root", self.local_root, "a folder, or a mapping of corpora to folders")
         integer("trace_steps", self.trace_steps, 0, MAX_TRACE_STEPS)
+        boolean("nvtx", self.nvtx)
