@@ -164,14 +164,14 @@ def integer(low: int, high: int) -> Kind:
 
 
 def integers(most: int, above: int) -> Kind:
-    """Return the kind of lists of at most so many integers in [0, above); kept as a tuple."""
-    schema = {"type": "array", "maxItems": most, "items": integer(0, above - 1).schema}
+    """Return the kind of lists of 1 to so many integers in [0, above); kept as a tuple."""
+    schema = {"type": "array", "minItems": 1, "maxItems": most, "items": integer(0, above - 1).schema}
 
     def is_one(value: Any) -> bool:
-        is_list = isinstance(value, list | tuple) and len(value) <= most
+        is_list = isinstance(value, list | tuple) and 1 <= len(value) <= most
         return is_list and all(type(each) is int and 0 <= each < above for each in value)
 
-    return checked(schema, f"a list of at most {most} integers in [0, {above})", is_one, tuple)
+    return checked(schema, f"a list of 1 to {most} integers in [0, {above})", is_one, tuple)
 
 
 def true_or_false() -> Kind:

@@ -38,11 +38,10 @@ _UNITS: Final = 2**53
 
 
 def _share() -> Kind:
-    schema = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+    schema = {"type": "number", "minimum": 1 / _UNITS, "exclusiveMaximum": 1}
+    accepted = "a number of at least 2**-53, the smallest share of hashes, and below 1"
     # Of integers none lies between; a bool is an int to isinstance.
-    return checked(
-        schema, "a number above 0 and below 1", lambda value: type(value) is float and 0 < value < 1
-    )
+    return checked(schema, accepted, lambda value: type(value) is float and 1 / _UNITS <= value < 1)
 
 
 def _column() -> Kind:

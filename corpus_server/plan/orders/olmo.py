@@ -136,18 +136,18 @@ class OlmoOrder(TabledOrder[Table]):
         omit=True,
         default=None,
     )
-    shards: tuple[int, ...] = declared(
+    shards: tuple[int, ...] | None = declared(
         integers(MAX_FILES, MAX_FILES),
         "Numbers of the corpus's shards in the order of the run's paths, each as often as it is there; left "
         "out where that is the corpus's own order.",
         omit=True,
-        default=(),
+        default=None,
     )
-    global_batch_size: int = declared(
-        integer(0, MAX_GLOBAL_BATCH_SIZE),
+    global_batch_size: int | None = declared(
+        integer(1, MAX_GLOBAL_BATCH_SIZE),
         "Rows of a step, of all stages, which decide where an epoch ends; filled in.",
         omit=True,
-        default=0,
+        default=None,
     )
 
     def settle(
@@ -175,6 +175,11 @@ class OlmoOrder(TabledOrder[Table]):
                 )
             refuse_changed_rows(self, number, stage, "OLMo's instances")
         return replace(self, global_batch_size=size), length
+
+    @property
+    def _batch_size(self) -> int:
+        assert self.global_batch_size is not None  # `settle` filled it in
+        return self.global_batch_size
 
     def over(self, rows: Rows) -> tuple[Rows, Self]:
         """See `Order.over`."""
@@ -206,13 +211,13 @@ class OlmoOrder(TabledOrder[Table]):
         shards = np.array(self.shards or range(in_shards.size), dtype=np.int64)
         together = (self.max_target_sequence_length or length) // length
         counts = in_shards[shards] // (length * together) * together
-        num_instances = int(counts.sum())
-        if num_instances < self.global_batch_size:
+        num_instances, batch_size = int(counts.sum()), self._batch_size
+        if num_instances < batch_size:
             raise InvalidPlan(
                 f"corpus {name!r} has {num_instances} instances of {length} tokens, fewer than the "
-                f"{self.global_batch_size} of a step",
+                f"{batch_size} of a step",
                 parameter="stages[].global_batch_size",
-                received=self.global_batch_size,
+                received=batch_size,
                 accepted=f"at most {num_instances}" if num_instances else "no value fits this corpus",
             )
         size = self.num_epochs * num_instances
@@ -237,7 +242,7 @@ class OlmoOrder(TabledOrder[Table]):
     ) -> Table:
         firsts = np.concatenate(([0], counts.cumsum()))
         size = int(firsts[-1])
-        given = size // self.global_batch_size * self.global_batch_size
+        given = size // self._batch_size * self._batch_size
         rows = np.empty(self.num_epochs * size, dtype=np.uint32)
         left = rows[self.num_epochs * given :].reshape(self.num_epochs, size - given)
         for epoch in range(self.num_epochs):

@@ -233,6 +233,18 @@ MISTAKES: list[tuple[str, object, str, str]] = [
             ("pair", {"web": [5, 9]}, "stages[1].exclude.web", "got 5"),
         )
     ),
+    (
+        "olmo-batch-0",
+        {"order": {"olmo": {"global_batch_size": 0}}},
+        "order.olmo.global_batch_size",
+        r"an integer in \[1, 1048576\], got 0",
+    ),
+    (
+        "olmo-no-shards",
+        {"order": {"olmo": {"shards": []}}},
+        "order.olmo.shards",
+        r"a list of 1 to 1048576 integers in \[0, 1048576\), got \[\]",
+    ),
     ("fingerprints-list", {"fingerprints": ["a"]}, "fingerprints", "corpus names to strings"),
     ("fingerprints-int", {"fingerprints": {"web": 1}}, "fingerprints", "corpus names to strings"),
     ("fingerprints-other", {"fingerprints": {"code": "x"}}, "fingerprints", "no mixture of the plan uses"),

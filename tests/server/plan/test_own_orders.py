@@ -36,7 +36,7 @@ class Shards:
 def test_olmos_steps(data: st.DataObject, seed: int, length: int, together: int) -> None:
     shard_tokens = data.draw(st.lists(st.integers(0, 90), min_size=1, max_size=5))
     numbers = st.integers(0, len(shard_tokens) - 1)
-    shards = data.draw(st.one_of(st.just([]), st.lists(numbers, min_size=1, max_size=6)))
+    shards = data.draw(st.one_of(st.none(), st.lists(numbers, min_size=1, max_size=6)))
     size = sum(shard_tokens[each] // (length * together) for each in shards or range(len(shard_tokens)))
     if not size:
         return
