@@ -118,6 +118,22 @@ def test_replicas_with_other_content_under_one_name(server: RunningServer, tmp_p
     assert "plan" not in checks
 
 
+def test_options_of_a_run_need_the_name_of_one_of_several_corpora(tmp_path: Path) -> None:
+    shard = write_raw(tmp_path / "a.bin", some_tokens(4000))
+    with RunningServer({"a": shard, "b": shard}, tmp_path) as server:
+        looked, asked = (
+            json.loads(doctor(server.url, "--device", "cpu", "--json", *options).stdout)["checks"]
+            for options in ((), ("--step-seconds", "0.25", "--seq-len", "16"))
+        )
+    (looked_at,), (refused,) = (
+        [each for each in made if each["name"] == "corpus"] for made in (looked, asked)
+    )
+    assert (looked_at["status"], looked_at["found"]) == ("ok", "served are a, b")
+    assert refused["status"] == "fail"
+    assert refused["found"] == "served are a, b: nothing was measured for --seq-len, --step-seconds"
+    assert looked_at["advice"] == refused["advice"] == "to compare and measure, name one of them: --corpus a"
+
+
 def test_something_else_on_that_port(server: RunningServer) -> None:
     code, checks = examined(f"{server.url}/prefix")
     assert code == 1

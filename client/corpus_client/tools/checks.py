@@ -208,17 +208,21 @@ def compare_versions(servers: Sequence[Server]) -> Check:
     return Check("versions", "warn", f"client {__version__}, servers {', '.join(there)}", advice, measured)
 
 
-def choose_corpus(servers: Sequence[Server], asked: str | None) -> tuple[Check, str]:
+def choose_corpus(servers: Sequence[Server], asked: str | None, options: Sequence[str]) -> tuple[Check, str]:
     """Return the corpus asked for, or the only one; `Failed` if not all servers have the same one.
 
-    Where several are served and none is named, nothing is wrong, but there is nothing to measure.
+    Where several are served and none is named, nothing is wrong, but there is nothing to measure; it is
+    wrong where options say what to measure.
     """
     served = sorted(set.intersection(*(set(server.corpora) for server in servers)))
     name = asked if asked is not None else served[0] if len(served) == 1 else None
     if name is None:
         if served:
             advice = f"to compare and measure, name one of them: --corpus {served[0]}"
-            raise Failed("corpus", f"served are {', '.join(served)}", advice, "ok")
+            found = f"served are {', '.join(served)}"
+            if options:
+                raise Failed("corpus", f"{found}: nothing was measured for {', '.join(options)}", advice)
+            raise Failed("corpus", found, advice, "ok")
         advice = "give URLs of replicas, which serve the same corpora"
         raise Failed("corpus", "all servers have none in common", advice)
     if missing := [server.url for server in servers if name not in server.corpora]:

@@ -9,8 +9,11 @@ import typer
 
 from corpus_client.tools import report
 
+_OF_A_RUN = ("seq_len", "batch_size", "world_size", "step_seconds", "seconds")
+
 
 def doctor(
+    context: typer.Context,
     urls: Annotated[list[str], typer.Argument(help=report.URLS)],
     corpus: Annotated[str | None, typer.Option(help="name of the corpus; default: the only one")] = None,
     seq_len: Annotated[int, typer.Option(help="inputs per row")] = 1024,
@@ -35,7 +38,11 @@ def doctor(
     def examined() -> report.Report:
         from corpus_client.tools.examination import Run, examine
 
+        sources = {name: context.get_parameter_source(name) for name in _OF_A_RUN}
+        # By its name: the class is typer's own or click's, by typer's version.
+        given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
         run = Run(
+            options=[f"--{name.replace('_', '-')}" for name in given],
             corpus=corpus,
             seq_len=seq_len,
             batch_size=batch_size,

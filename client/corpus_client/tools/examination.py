@@ -28,11 +28,13 @@ class Run:
 
     Attributes:
         corpus: None: the only one.
+        options: those that were given of what follows, by the names of the command line.
         step_seconds: length of a training step that never waits for data, if it is known.
         seconds: how long bandwidth is measured.
     """
 
     corpus: str | None
+    options: Sequence[str]
     seq_len: int
     batch_size: int
     world_size: int
@@ -81,7 +83,7 @@ def _servers(
         return
     try:
         yield checks.compare_versions(reached)
-        check, name = checks.choose_corpus(reached, run.corpus)
+        check, name = checks.choose_corpus(reached, run.corpus, run.options)
         yield check
         plan = make_plan(corpus=name, seq_len=run.seq_len, global_batch_size=run.batch_size)
         check, bound = checks.compare_plans(reached, plan)
