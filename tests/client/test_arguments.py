@@ -123,6 +123,12 @@ def test_rank_comes_from_argument_then_environment(monkeypatch: pytest.MonkeyPat
 LAUNCHERS = [
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("PALS_RANKID", "PMI_SIZE"),
+    ("PMIX_RANK", "PMIX_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 ]
@@ -184,6 +190,17 @@ def test_ranks_come_from_what_started_the_processes_and_the_log_says_so(
         ({"PMI_RANK": "0", "SLURM_PROCID": "0"}, None),
         ({**SCRIPT, "PMI_RANK": "0"}, None),
         ({**SCRIPT, "PMI_RANK": "1"}, None),
+        ({"PMIX_RANK": "0"}, None),
+        ({"PMIX_RANK": "1"}, None),
+        ({"PALS_RANKID": "1"}, None),
+        ({"MV2_COMM_WORLD_RANK": "1"}, None),
+        ({"FLUX_TASK_RANK": "1"}, None),
+        ({**ONE, "PMIX_RANK": "1"}, None),
+        ({**ONE, "FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}, (1, 4)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "PALS_RANKID": "1"}, (1, 4)),
+        ({**TASK, "PMIX_RANK": "2"}, (2, 4)),  # srun --mpi=pmix
+        ({**SALLOC, "PMIX_RANK": "0"}, (0, 1)),  # srun --mpi=pmix --pty bash
         ({**ONE, "PMI_RANK": "0"}, (0, 1)),
         ({"PMI_RANK": "-1"}, (0, 1)),
         ({**ONE, "SLURM_PROCID": "3"}, None),

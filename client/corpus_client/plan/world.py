@@ -13,7 +13,17 @@ from corpus_client import errors
 from corpus_client.plan.document import MAX_STEP, integer
 
 RANK_AND_SIZE = ("RANK", "WORLD_SIZE")
-MPIRUN = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI, Cray
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH2
+    ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE"),  # MVAPICH from 3.0 on
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),  # jsrun
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),  # which `flux batch` takes out of its script's environment
+    ("PALS_RANKID", "PMI_SIZE"),  # PALS has no size of its own
+    ("PMIX_RANK", "PMIX_SIZE"),  # PMIx says no size in the environment; somebody may
+)
+"""What mpirun and its like set in each of their processes."""
 SLURM_STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 """What srun sets in each of its tasks. `srun --preserve-env`, by which salloc starts its shell, leaves the
 job's SLURM_NTASKS. SLURM_STEP_ID tells no task: the shell of a job's script has it since Slurm 26.05."""
@@ -69,9 +79,10 @@ class Placement:
     have the same rank here send the same requests, byte for byte, which caches on the way answer.
 
     Args:
-        rank, world_size: default torch.distributed, then RANK and WORLD_SIZE, then what mpirun
-            (`OMPI_COMM_WORLD_RANK`, `PMI_RANK`) or srun (`SLURM_PROCID`) set, then 0 and 1. Variables that
-            contradict each other are refused, and those of several processes that do not say of how many.
+        rank, world_size: default torch.distributed, then RANK and WORLD_SIZE, then what mpirun and its
+            like (`OMPI_COMM_WORLD_RANK`, `PMI_RANK`, `FLUX_TASK_RANK`...) or srun (`SLURM_PROCID`) set, then
+            0 and 1. Variables that contradict each other are refused, and those of several processes that do
+            not say of how many.
         mesh: a named `DeviceMesh` instead of these. Processes that differ only in other dimensions than
             `data_dims` get the same batch, by the same requests.
         data_dims: dimensions of the mesh over which rows are divided, the first one slowest.
@@ -233,7 +244,7 @@ def _from_environment() -> tuple[int, int]:
     """Return (rank, world size) as RANK and WORLD_SIZE say, else as what started the processes says."""
     slurm = SLURM_STEP if os.environ.get(SLURM_STEP[1]) else SLURM_JOB
     # The first that is there decides; Slurm last, as mpirun's processes inherit the variables of its shell.
-    found = {names: _pair(*names) for names in (RANK_AND_SIZE, *MPIRUN, slurm)}
+    found = {names: _pair(*names) for names in (RANK_AND_SIZE, *LAUNCHERS, slurm)}
     said = {names: place for names, place in found.items() if place is not None}
     # A job's script hands its own variables to all that it starts: they contradict nothing, and are a guess.
     shell = said.pop(SLURM_JOB) if said.get(SLURM_JOB, (1, None))[0] == 0 else None
