@@ -103,8 +103,11 @@ class Catalog(Closing):
             cache = Cache(cache_dir or default_cache_dir(), cache_bytes, extent_bytes) if is_used else None
             served = {spec.name for spec in specs}
             for spec in specs:
-                if missing := [name for name in spec.earlier if name not in served]:
-                    accepted = f"names of corpora that are served: {', '.join(served)}"
+                others = served - {spec.name}
+                if missing := [name for name in spec.earlier if name not in others]:
+                    accepted = (
+                        f"names of other corpora that are served: {', '.join(sorted(others)) or 'none'}"
+                    )
                     raise InvalidParameter.expected(f"earlier of corpus {spec.name}", accepted, missing[0])
             corpora = list[Corpus]()
             for spec in specs:

@@ -73,17 +73,17 @@ class Indexed:
 def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = None) -> Indexed:
     """Write the document ends of every shard of a corpus that needs them.
 
-    Keeps a sidecar that is right already, unless `force` is set, and replaces one for another id or other
-    content. Skips a shard whose format has its own index. A document ends behind an end-of-text token, or
-    begins with one: as the spec says, as is usual in the format, or as the tokens at the ends of the shards
-    look. If the spec says no token, the ends are those that side files list (OLMo's `.csv.gz`), or the token
-    is that of the sidecars that are there. If token and side files
-    differ, only `force` takes those of the token. Shards are indexed whole, also where the corpus
-    has a `token_range`.
+    Keeps a sidecar that is right already, unless `force` is set, and replaces one for other content; one for
+    another token only with `force`. Skips a shard whose format has its own index. A document ends behind an
+    end-of-text token, or begins with one: as the spec says, as is usual in the format, or as the tokens at
+    the ends of the shards look. If the spec says no token, the ends are those that side files list (OLMo's
+    `.csv.gz`), or the token is that of the sidecars that are there. If token and side files differ, only
+    `force` takes those of the token. Shards are indexed whole, also where the corpus has a `token_range`.
 
     Raises:
-        InvalidParameter: the spec says no end-of-text id, or one that no token can have; or the tokens at the
-            ends of the shards look as if documents had it at their other end, and `force` is not set.
+        InvalidParameter: the spec says no end-of-text id, or one that no token can have; or, without `force`,
+            a sidecar is for another one, or the tokens at the ends of the shards look as if documents had it
+            at their other end.
         CorpusChanged: a shard was written to meanwhile; nothing of it is published.
         UnreadableCorpus: not a corpus, or its folder cannot be written to.
     """
@@ -100,6 +100,9 @@ def index(spec: CorpusSpec, *, force: bool = False, progress: Progress | None = 
                 )
         files = [list(runs) for _, runs in groupby(shards, key=lambda shard: shard.file)]
         eot_first, is_sure = (False, True) if eot is None else _find_place(spec, files, eot, force=force)
+        if eot is not None and not force:
+            for runs in files:
+                _check_made(spec, runs, eot, eot_first=eot_first)
         missing = sum(shard.data_bytes for shard in shards if shard.documents is None)
         meter = Meter("reading", missing, progress)
         done = tuple(_index_file(runs, eot, meter, eot_first=eot_first, force=force) for runs in files)
@@ -134,6 +137,25 @@ def _find_place(
             parameter="eot_at",
         )
     return said, edges is not None or spec.eot_at is not None or usual
+
+
+def _check_made(spec: CorpusSpec, runs: Sequence[Shard], eot: int, *, eot_first: bool) -> None:
+    """Refuse to replace the documents that another end-of-text token gave for the same content."""
+    made = None
+    with suppress(UnreadableCorpus):  # is written anew
+        if runs[0].documents is None and (documents := open_sidecar(runs)) is not None:
+            with documents:
+                made = documents.header
+    if made is None or made.eot is None:
+        return
+    if made.eot != eot or (spec.eot_at is None and made.eot_first != eot_first):
+        word, place = ("begin", "first") if made.eot_first else ("end", "last")
+        raise InvalidParameter(
+            f"{runs[0].path} has documents that {word} with token {made.eot}: say eot={made.eot},"
+            f"eot_at={place} to keep them, or --force to find them by token {eot} "
+            f"at their {'begin' if eot_first else 'end'}",
+            parameter="eot",
+        )
 
 
 def looks_first(shards: Sequence[Shard], eot: int) -> bool | None:

@@ -89,7 +89,7 @@ def find_eot(spec: CorpusSpec, shards: Sequence[Shard]) -> int | None:
         raise unreadable(
             spec.path,
             f"the documents of {first} end at token {one}, those of {second} at token {other}",
-            "was indexing interrupted? Run corpus-server index on the corpus again",
+            "was indexing interrupted? Run corpus-server index --force on the corpus again",
         )
     if spec.eot is None:
         return next(iter(made), None)
@@ -99,7 +99,7 @@ def find_eot(spec: CorpusSpec, shards: Sequence[Shard]) -> int | None:
         raise unreadable(
             spec.path,
             f"eot is {spec.eot}, but the documents of {first} end at token {one}",
-            "leave eot out, or run corpus-server index on the corpus again",
+            "leave eot out, or run corpus-server index --force on the corpus",
         )
     return spec.eot
 
@@ -112,7 +112,7 @@ def find_place(spec: CorpusSpec, shards: Sequence[Shard]) -> bool:
         raise unreadable(
             spec.path,
             f"the documents of {made[True]} begin with end-of-text, those of {made[False]} end with it",
-            "was indexing interrupted? Run corpus-server index on the corpus again",
+            "was indexing interrupted? Run corpus-server index --force on the corpus again",
         )
     said = None if spec.eot_at is None else spec.eot_at == "first"
     if made and said is (not next(iter(made))):

@@ -62,7 +62,7 @@ def read_text(text: str) -> tuple[str, dict[str, Any]]:
     is_named = rest and not re.search("[/,#?]", name)
     name, path = (name, text[len(name) + 1 :]) if is_named else ("", text)
     fields = _read("", *_cut_options(path), Path())
-    return name or _default_name(**fields), fields
+    return name if is_named else _default_name(**fields), fields
 
 
 def read_table(table: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
@@ -178,6 +178,9 @@ def _read_path(folder: Path, text: str) -> dict[str, Any]:
         accepted = f"paths of one store, {stores[0] or 'this machine'}"
         raise InvalidParameter.expected("path", accepted, pieces[other])
     found = [_read_piece(folder, piece, store) for piece, store in zip(pieces, stores, strict=True)]
+    if len(set(found)) < len(found):  # its tokens would be there once, too
+        remedy = "the weights of a plan say how often tokens come"
+        raise InvalidParameter.expected("path", "several, each once", text, remedy=remedy)
     fields = {"store": stores[0], "split": split}
     if len(found) == 1 and not found[0][1]:
         return {"path": found[0][0], **fields}
@@ -239,7 +242,7 @@ def _read_options(where: str, options: Mapping[str, Any], folder: Path) -> dict[
         elif key == "earlier":
             given[key] = tuple(_strings(where + key, several))
         elif key == "mask":
-            if value not in ("yes", "no", True, False):
+            if value not in ("yes", "no") and not isinstance(value, bool):
                 raise InvalidParameter.expected(where + key, "yes or no", value)
             given["mask"] = value in ("yes", True)
         elif key == "eot_at":

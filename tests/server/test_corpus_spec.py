@@ -131,6 +131,12 @@ MISTAKES = [
     ("/d/x,mask=maybe", "mask must be yes or no, got 'maybe'"),
     ("/d/*.bin,include=a*", r"include is given, but the path holds patterns: /d/\*\.bin"),
     ("web=", "path must be a path, .* got ''"),
+    ("=/d/x", "corpus name '' must be 1 to 128"),
+    ("=x", "corpus name '' must be 1 to 128"),
+    ("/d/x,/d/x", "path must be several, each once, got '/d/x,/d/x'"),
+    ("/d/x,/d/y/../x", "path must be several, each once"),
+    ("w=/d/a*.bin,/d/b,/d/a*.bin", "path must be several, each once"),
+    ("s3://b/x,s3://b/x", "path must be several, each once"),
     ("w=/d/a*.bin,", "path must be a path, .* got '/d/a.*,'"),
     ("/d/x,exclude=a,", "exclude must be"),
     (
@@ -161,6 +167,13 @@ def test_a_table_says_what_the_command_line_says(tmp_path: Path) -> None:
     options = f"tokenizer={tmp_path}/tok.json,mask=no,exclude=b*,c,token_range=0,10,earlier=x,y"
     text = f"web={tmp_path}/data/*.bin#train,dtype=uint32,eot=50256,{options}"
     assert spec == CorpusSpec.parse(text)
+
+
+@pytest.mark.parametrize("value", ["1", "0", '"true"', "[]"])
+def test_a_mask_in_a_table_is_yes_or_no_or_a_boolean(tmp_path: Path, value: str) -> None:
+    table = tomllib.loads(f'path = "/d"\nmask = {value}')
+    with pytest.raises(InvalidParameter, match="mask must be yes or no"):
+        CorpusSpec.from_table("web", table, folder=tmp_path)
 
 
 @pytest.mark.parametrize(

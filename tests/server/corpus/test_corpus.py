@@ -160,9 +160,9 @@ def test_document_ends_say_the_end_of_text(tmp_path: Path) -> None:
         open_corpus(folder)
     assert caught.value.detail == (
         f"{folder}: the documents of s1.bin end at token 1, those of s0.bin at token 2; "
-        "was indexing interrupted? Run corpus-server index on the corpus again"
+        "was indexing interrupted? Run corpus-server index --force on the corpus again"
     )
-    index(spec(folder / "s0.bin", eot=1))
+    index(spec(folder / "s0.bin", eot=1), force=True)
     for eot in (None, 1):
         with open_corpus(folder, eot=eot) as corpus:
             assert corpus.eot == 1
@@ -170,7 +170,7 @@ def test_document_ends_say_the_end_of_text(tmp_path: Path) -> None:
         open_corpus(folder, eot=3)
     assert caught.value.detail == (
         f"{folder}: eot is 3, but the documents of s1.bin end at token 1; "
-        "leave eot out, or run corpus-server index on the corpus again"
+        "leave eot out, or run corpus-server index --force on the corpus"
     )
 
 

@@ -109,7 +109,25 @@ def test_only_what_is_wrong_is_written_again(tmp_path: Path) -> None:
     assert [shard.action for shard in index(spec(tmp_path, eot=0)).shards] == ["kept", "written", "kept"]
     (tmp_path / "2.bin.documents").write_bytes(b"something else")
     assert [shard.action for shard in index(spec(tmp_path, eot=0)).shards] == ["kept", "kept", "written"]
-    assert [shard.action for shard in index(spec(tmp_path, eot=1)).shards] == ["written"] * 3
+
+
+@pytest.mark.parametrize(("first", "then"), [("eot=0", "eot=1"), ("eot=0,eot_at=first", "eot=0")])
+def test_an_index_of_another_token_is_replaced_by_force_alone(tmp_path: Path, first: str, then: str) -> None:
+    """Also where a shard before it has none yet, of which nothing is written then."""
+    path = write_raw(tmp_path / "1.bin", [1, 0, 1])
+    assert run_here("index", f"{tmp_path},{first}").returncode == 0
+    before = (tmp_path / "1.bin.documents").read_bytes()
+    write_raw(tmp_path / "0.bin", [1, 0, 1])
+    refused = run_here("index", f"{tmp_path},{then}")
+    place = "first" if "first" in first else "last"
+    word = {"first": "begin", "last": "end"}[place]
+    assert refused.returncode == 2
+    assert f"{path} has documents that {word} with token 0" in refused.stderr
+    assert f"say eot=0,eot_at={place} to keep them, or --force" in refused.stderr
+    assert names(tmp_path) == ["0.bin", "1.bin", "1.bin.documents"]
+    assert (tmp_path / "1.bin.documents").read_bytes() == before
+    assert run_here("index", f"{tmp_path},{then}", "--force").returncode == 0
+    assert (tmp_path / "1.bin.documents").read_bytes() != before
 
 
 def test_a_shard_with_its_own_index_needs_no_end_of_text(tmp_path: Path) -> None:
@@ -227,7 +245,7 @@ def test_kill_at_any_moment_leaves_whole_sidecars(tmp_path: Path) -> None:
                     assert documents.find_problem() is None
                     assert documents.num_documents in expected.values()
         if moment % 3 == 0:
-            index(spec(tmp_path, eot=0))
+            index(spec(tmp_path, eot=0), force=True)
             assert not [name for name in names(tmp_path) if name.endswith(".tmp")]
             with open_corpus(tmp_path, name="c") as corpus:
                 assert corpus.num_documents == 3 * expected[0]

@@ -102,6 +102,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "corpus": (Site.text({"web": "web.bin", "code": "none.bin"}), "none.bin"),
     "tokens": (Site.text({"web": "web.bin"}, "tokens = 'none.toml'"), "none.toml"),
     "host": (Site.text({"web": "web.bin"}, "host = 'localhost'"), "a changed host needs a new start"),
+    "earlier itself": (Site.text({"web": "web.bin"}) + "earlier = ['web']", "earlier of corpus web must be"),
     "earlier": (Site.text({"web": "web.bin"}) + "earlier = ['web-1']", "earlier of corpus web must be"),
     "tls": (
         Site.text({"web": "web.bin"}, "tls_certificate = 'c.pem'\ntls_key = 'k.pem'"),
