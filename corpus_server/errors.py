@@ -180,6 +180,14 @@ class UnreadableCorpus(
 ):
     """The files cannot be opened as a corpus: the server does not start."""
 
+    def for_clients(self) -> Self:
+        """Return the same error without the folders of its file, which are for the log alone."""
+        path = str(self.received or "")
+        folder, _, name = path.rpartition("/")
+        texts = (text.replace(path, name) for text in (self.detail, self.remedy or ""))
+        detail, remedy = (text.replace(f"{folder}/", "") if folder else text for text in texts)
+        return type(self)(detail, remedy=remedy or None)
+
 
 class MissingPackage(
     CorpusServerError, slug="missing-package", status=503, advice="`remedy` has the `pip` line"

@@ -143,7 +143,7 @@ class KnownPlans:
             plan = parsed
         bound = self._bind(plan, caller, budget, parent, size=len(body), is_kept=keep, is_remembered=False)
         for corpus in bound.corpora.values():  # else its client would meet that in the middle of training
-            corpus.check_unchanged()
+            corpus.check_unchanged(budget)
         if not keep:
             return Kept(bound, parent, num_steps)
         self._store.add(bound.plan.root, owner=caller.name, max_owned=caller.max_plans, run=run)

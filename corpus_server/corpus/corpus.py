@@ -30,6 +30,7 @@ from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.described import described_keys
 from corpus_server.errors import InvalidParameter, UnknownDocument, naming
 from corpus_server.pieces import Pieces, split
+from corpus_server.work import Budget
 
 
 @described_keys
@@ -214,13 +215,14 @@ class Corpus(Closing):
             f"with {self.tokenizer_name}, {self._decodes_with}: is its text the right one?"
         ]
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, budget: Budget) -> None:
         """Raise `CorpusChanged` or `ReadFailed` if a token file, mask, index or view is not what it was.
 
         What lies in an object store never changes: copies of it that changed are staged anew.
         """
         for each in self._files:
             each.check_unchanged()
+            budget.spend()
 
     def _own(self, files: Iterable[OpenFile]) -> tuple[OpenFile, ...]:
         """Have errors of files name the corpus; return each file once."""

@@ -65,7 +65,7 @@ def _digest(corpus: Corpus, budget: Budget) -> str:
     """Return the digest of where the documents of a corpus end; read once, in bounded memory."""
     if (found := _digests.get(corpus)) is None:
         budget.spend(num_bytes=_END_BYTES * (corpus.num_documents or 0))
-        found = _digests[corpus] = documents_digest(corpus)
+        found = _digests[corpus] = documents_digest(corpus, budget)
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.errors import CorpusServerError
+from corpus_server.errors import CorpusServerError, UnreadableCorpus
 from corpus_server.work import Budget
 
 MAX_CHARACTERS: Final = 2000
@@ -47,8 +47,8 @@ def find_metadata(
             return Metadata(rows={})
         rows = table.rows(documents, budget, columns)
     except CorpusServerError as error:
-        folder = corpus.metadata_paths[0].parent.parent  # clients need not know where the corpus lies
-        return Metadata(rows={}, problem=error.detail.replace(f"{folder}/", ""))
+        error = error.for_clients() if isinstance(error, UnreadableCorpus) else error
+        return Metadata(rows={}, problem=error.detail)
     return Metadata(
         rows={number: {name: shown(value) for name, value in row.items()} for number, row in rows.items()},
         tag=table.tag,

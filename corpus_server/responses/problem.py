@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from corpus_server.admission.request import RUN_PATTERN
 from corpus_server.described import described_keys
-from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized
+from corpus_server.errors import CorpusServerError, InvalidParameter, Unauthorized, UnreadableCorpus
 from corpus_server.plan_store import PLAN_ID_FORM, PLAN_ID_PATTERN
 from corpus_server.responses.question import NAMES_OF_QUERY
 from corpus_server.responses.response import FORMATS, Response
@@ -57,6 +57,8 @@ def problem(error: Exception, request_id: str) -> Response:
         error = invalid_parameter(error.errors(), error.title)
     if not isinstance(error, CorpusServerError):
         error = CorpusServerError("the server failed; its log says why")
+    if isinstance(error, UnreadableCorpus):
+        error = error.for_clients()
     document: Problem = {
         "type": error.slug,
         "title": error.slug.replace("-", " ").capitalize(),

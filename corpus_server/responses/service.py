@@ -159,7 +159,7 @@ class Service:
             return Unready(f"all {number} gather threads have waited for the disk for {_STUCK_SECONDS:g} s")
         try:
             for corpus in self.catalog.corpora.values():
-                corpus.check_unchanged()
+                corpus.check_unchanged(Budget())
             self.store.check_writable()
         except StateUnavailable as error:
             return Unready("plans cannot be kept", error.detail)

@@ -28,7 +28,7 @@ from corpus_server.plan.chain import Link
 from corpus_server.plan_store import PlanStore
 from corpus_server.read import reading
 from corpus_server.read.apart import parse_apart
-from corpus_server.work import Budget, Jobs
+from corpus_server.work import Budget, ClientLeft, Jobs
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
 
@@ -51,6 +51,12 @@ def store(tmp_path: Path) -> Iterator[PlanStore]:
 @pytest.fixture
 def known(catalog: Catalog, store: PlanStore) -> KnownPlans:
     return KnownPlans(catalog, store)
+
+
+def test_the_files_of_a_posted_plan_are_looked_at_by_its_request(known: KnownPlans) -> None:
+    """A corpus may have 100,000: nobody waits for those of a client that left."""
+    with pytest.raises(ClientLeft):
+        known.keep_document(document(0), ANYONE, Budget(has_left=lambda: True))
 
 
 def document(seed: int, num_ranges: int = 0) -> bytes:

@@ -28,6 +28,7 @@ from corpus_server.corpus.views.places import Places
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter, UnknownDocument
 from corpus_server.pieces import Int64Array, Pieces
+from corpus_server.work import Budget
 
 _SAMPLED_GROUPS: Final = 64
 _CHUNK_DOCUMENTS: Final = 1 << 20
@@ -192,7 +193,7 @@ class View(Corpus):
         """Read the whole view, and where the documents of its corpus end; return what is wrong, or None."""
         if (problem := self.file.find_problem()) is not None:
             return f"{self.file.file.name}: {problem}"
-        if documents_digest(self._base) != self.file.header.documents:
+        if documents_digest(self._base, Budget()) != self.file.header.documents:
             return f"{self.file.file.name}: was made for documents that end elsewhere"
         return None
 
@@ -217,11 +218,12 @@ class View(Corpus):
         self._base.close()
 
 
-def documents_digest(corpus: Corpus) -> str:
+def documents_digest(corpus: Corpus, budget: Budget) -> str:
     """Return a digest of where the documents of a corpus end, in bounded memory."""
     digest = xxhash.xxh3_128()
     for _, edges in document_chunks(corpus):
         digest.update(np.ascontiguousarray(edges[1:], dtype="<i8").data)
+        budget.spend()
     return f"xxh3-{digest.hexdigest()}"
 
 

@@ -16,7 +16,7 @@ from corpus_server.corpus.index import index
 from tests.corpora import spec, write_raw
 from tests.metadata import write_metadata
 from tests.reference import one_source
-from tests.serving import RunningServer, run_here
+from tests.serving import RunningServer, check_problem, run_here
 from tests.views import write_view
 
 EOT = 0
@@ -211,6 +211,20 @@ def test_a_column_that_decides_nothing_is_refused(
     response = server.post_plan({**one_source(corpus, SEQ_LEN, 16), "family": {**FAMILY, "by": by}})
     assert response.status == 422, response.body
     assert message in response.json()["detail"]
+
+
+def test_metadata_that_cannot_be_read_is_refused_by_the_name_of_its_corpus(tmp_path: Path) -> None:
+    """Where its files lie is for the log, and for nobody who asks."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    index(spec(write_raw(folder / "0.bin", [1, 2, EOT] * 300), eot=EOT))
+    write_metadata(folder / "documents", {"site": ["a"]})
+    with RunningServer({"news": folder}, tmp_path) as running:
+        response = running.post_plan({**one_source("news", SEQ_LEN, 16), "family": {**FAMILY, "by": "site"}})
+        problem = check_problem(response, 503, "unreadable-corpus")
+        assert problem["detail"].startswith("corpus 'news': documents: its metadata has 1 row")
+        assert str(tmp_path) not in json.dumps(problem)
+        assert f"unreadable-corpus: corpus 'news': {folder}/documents: its metadata" in running.log()
 
 
 def test_a_corpus_without_documents_is_refused(server: RunningServer) -> None:
