@@ -159,6 +159,7 @@ class Tables:
         """
         if (tabled := plan.tabled) is None:
             return plan, []
+        plan.require_sources(f"{tabled.prefix}{tabled.digests_field}", tabled.digests)
         found = {name: self._documents_of(corpora[name]) for name in plan.sources}
         digests = self._digests(tabled, found) if tabled.digests_field else {}
         if any(tabled.digests.get(name, digest) != digest for name, digest in digests.items()):

@@ -66,10 +66,10 @@ class DocumentsQuery(QueryParameters):
     """Document to begin with."""
     count: Annotated[int, integer(1, 200)] = 50
     """Documents to return at most."""
-    where: Annotated[str | None, Field(max_length=2000)] = None
+    where: Annotated[str | None, Field(min_length=1, max_length=2000)] = None
     """Conditions: `score >= 0.5 and contains(url, 'wiki') and num_tokens < 100`. They are an expression of
     `view create --where`, too, unless they name `num_tokens`."""
-    sort: Annotated[str | None, Field(max_length=200)] = None
+    sort: Annotated[str | None, Field(min_length=1, max_length=200)] = None
     """Column to sort by, or `num_tokens`; with `-` before it, descending. Those without a value come last."""
     skip: Annotated[int, integer(0, MAX_LOOKED_AT)] = 0
     """With `sort`: documents of the sorted list to leave out, for the next page."""
@@ -137,14 +137,15 @@ def documents(
         raise InvalidParameter.expected("first", f"in [0, {total}]", query.first)
     columns, problem = _columns(corpus)
     conditions = _parsed(query.where)
-    by, is_down = (query.sort or "").removeprefix("-"), (query.sort or "").startswith("-")
-    if query.skip and not by:
+    by = None if query.sort is None else query.sort.removeprefix("-")
+    is_down = by != query.sort
+    if query.skip and by is None:
         raise InvalidParameter.expected("skip", "left out without sort", query.skip)
     for parameter, column in (*(("where", each.column) for each in conditions), ("sort", by)):
-        if column and column != LENGTH and column not in columns:
+        if column is not None and column != LENGTH and column not in columns:
             known = ", ".join((LENGTH, *columns))
             raise InvalidParameter.expected(parameter, f"a column of the metadata: {known}", column)
-    wanted = {each.column for each in conditions} | {by} - {""}
+    wanted = {each.column for each in conditions} | ({by} if by is not None else set())
     found: list[tuple[Any, int, int, int]] = []  # sort key, document, first token, tokens
     first, looked_at, is_enough = query.first, 0, False
     limit = _OF_A_VIEW if isinstance(corpus, View) else MAX_LOOKED_AT
@@ -157,11 +158,11 @@ def documents(
         for place, number in enumerate(numbers):
             first, looked_at = number + 1, looked_at + 1
             if all(each.holds(values[each.column][place]) for each in conditions):
-                key = values[by][place] if by else None
+                key = None if by is None else values[by][place]
                 found.append((key, number, int(edges[place, 0]), lengths[place]))
-                if is_enough := not by and len(found) == query.count:
+                if is_enough := by is None and len(found) == query.count:
                     break
-    if by:
+    if by is not None:
         found = _sorted(found, is_down=is_down)
     page = found[query.skip : query.skip + query.count]
     fields = Documents(
@@ -198,7 +199,7 @@ def _columns(corpus: Corpus) -> tuple[dict[str, str], str | None]:
 
 def _parsed(text: str | None) -> list[_Condition]:
     conditions, at = list[_Condition](), 0
-    while text and (conditions or text.strip()):
+    while text:
         if (condition := _CONDITION.match(text, at)) is None:
             raise InvalidParameter.expected("where", _ACCEPTED, text[at:][:80] or text[:80])
         conditions.append(_condition(condition))

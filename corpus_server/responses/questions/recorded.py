@@ -276,6 +276,8 @@ def _opened(
     service: Service, name: str, query: RecordedQuery, caller: Caller, budget: Budget
 ) -> tuple[Recording, int, int]:
     """Return a recording and the asked steps of it: (start, stop)."""
+    if query.stop is not None and query.stop < query.start:
+        raise InvalidParameter.expected("stop", f"at least start, {query.start}", query.stop)
     recording = service.recordings.open(name, budget)
     if not all(map(caller.may_read, _to_read(recording))):
         raise UnknownRecording.of(name)  # a refusal would tell that it exists, and of what it is

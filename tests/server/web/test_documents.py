@@ -325,3 +325,6 @@ def test_tables_are_shared_kept_and_checked(folder: Path, tmp_path: Path) -> Non
     with start(folder, tmp_path) as server:
         problem = check_problem(server.post_plan(changed), 409, "fingerprint-mismatch")
         assert problem["parameter"] == "rows.documents.lengths"
+        changed["rows"]["documents"]["lengths"] = {"other": "a"}
+        problem = check_problem(server.post_plan(changed), 422, "invalid-plan")
+        assert "rows.documents.lengths names ['other']" in problem["detail"]

@@ -134,6 +134,10 @@ def test_a_corpus_without_metadata_has_lengths(served: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("query", "parameter"),
     [
+        ({"where": ""}, "where"),
+        ({"where": " "}, "where"),
+        ({"sort": ""}, "sort"),
+        ({"sort": "-"}, "sort"),
         ({"where": "score >"}, "where"),
         ({"where": "score > 1 or score < 2"}, "where"),
         ({"where": "score > 1; drop"}, "where"),

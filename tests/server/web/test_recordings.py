@@ -76,6 +76,9 @@ def test_a_curve_is_the_mean_of_each_source(server: RunningServer, recorded: tup
     some = server.get(f"/v1/recordings/{name}/losses", start=50, stop=10**9).json()
     assert (some["start"], some["stop"], some["num_rows"]) == (50, 60, 10 * ROWS)
     empty = server.get(f"/v1/recordings/{name}/losses", start=99).json()
+    for route in ("losses", "spikes"):
+        turned = server.get(f"/v1/recordings/{name}/{route}", start=50, stop=49)
+        check_problem(turned, 422, "invalid-parameter", parameter="stop")
     assert (empty["steps"], empty["num_rows"]) == ([], 0)
 
 
