@@ -16,6 +16,7 @@ import typer
 from corpus_server import __version__
 from corpus_server.cli.app import App, Named, lazy_group
 from corpus_server.errors import CorpusChanged, CorpusServerError, ReadFailed, printable
+from corpus_server.user_files import reason_of
 
 __all__ = ["app", "main"]
 
@@ -93,9 +94,12 @@ def main() -> None:
     except CorpusServerError as error:
         is_changed = isinstance(error, CorpusChanged | ReadFailed)
         _end_with(error.with_remedy, CHANGED if is_changed else MISTAKE)
+    except UnicodeEncodeError as error:  # of an argument that names no file
+        _end_with(f"expected text in UTF-8, got {error.object[:60]!a}")
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would flush once more
-        _end_with(str(error))
+        where = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        _end_with(f"{where}reading or writing failed: {reason_of(error)}")
 
 
 def _end_with(message: str, code: int = MISTAKE) -> NoReturn:

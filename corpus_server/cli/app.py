@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from corpus_server import watched
 from corpus_server.corpus_spec import OPTIONS
+from corpus_server.errors import InvalidParameter
 
 _TABLE_COLUMNS = 110
 """Of the narrowest terminal on which the table of the options of `serve` cuts none of their names."""
@@ -25,6 +27,8 @@ _HELD_CHARACTERS = 1 << 16  # `export` prints gigabytes
 
 UNREAD = 141
 """Nobody reads the output any more (`| head`): what a shell says of a program that SIGPIPE ended."""
+
+_LARGEST = (1 << 63) - 1
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,11 +43,31 @@ class _Parameters:
         return parameters
 
 
+def _check_filled(args: list[str]) -> None:
+    """Refuse an empty value, as of a variable that is not set: as a path, it would be the current folder."""
+    for before, each in zip(["", *args], args, strict=False):
+        name, is_joined, value = each.partition("=")
+        if not each or (name.startswith("--") and is_joined and not value):
+            given = name or (before if before.startswith("-") else "an argument")
+            raise InvalidParameter(f"{given} is empty; give it a value, or leave it out")
+
+
+def _check_numbers(ctx: Any, parameters: Sequence[Any]) -> None:
+    """Refuse numbers with which NumPy and SQLite cannot count."""
+    for each in parameters:
+        number, name = ctx.params.get(each.name), each.opts[0]
+        if isinstance(number, int) and abs(number) > _LARGEST:
+            raise InvalidParameter.expected(name, f"at most {_LARGEST} (2^63 - 1)", number)
+        if isinstance(number, float) and not math.isfinite(number):
+            raise InvalidParameter.expected(name, "a finite number", number)
+
+
 class _Command(_Parameters, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Say where an option of a corpus belongs that the command got, or what one corpus is."""
+        """Refuse values that no parameter takes; say where an option of a corpus belongs, or what one is."""
+        _check_filled(args)
         try:
-            return super().parse_args(ctx, args)
+            parsed: list[str] = super().parse_args(ctx, args)
         except Exception as error:  # a UsageError of click, or of the copy of it that typer brings along
             message = str(getattr(error, "message", ""))
             takes_one = any(each.metavar == "CORPUS" and each.nargs == 1 for each in self.params)
@@ -58,6 +82,8 @@ class _Command(_Parameters, TyperCommand):
                 raise
             said = f"No such option: --{name}; a corpus has it behind its path: PATH,{name}=VALUE"
             raise typer.BadParameter(said, ctx=ctx) from None
+        _check_numbers(ctx, self.params)
+        return parsed
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help; on a narrow terminal without a table, which would cut the names of options."""

@@ -296,7 +296,7 @@ def index(
         with progress(quiet=as_json) as report:
             indexed = index_corpus(spec, force=force, progress=report)
         if indexed.found_nowhere:
-            warn(f"token {spec.eot} occurs nowhere: is it the right id? Every shard is one document now")
+            warn(f"token {indexed.eot} occurs nowhere: is it the right id? Every shard is one document now")
         if spec.eot is not None and not indexed.is_sure:
             warn(
                 f"nothing tells whether documents end or begin with token {spec.eot}: now they end with it; "

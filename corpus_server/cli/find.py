@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -141,7 +141,8 @@ def find(
     _check(specs, plan, before_step, server, deny)
     wanted_items = _items(items or [], field, column, include, text or [], tokens or [])
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        with _writing(out):
+            out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         asked = None
         if plan is not None and before_step is not None:
@@ -252,12 +253,19 @@ def _write_documents(path: Path, found: finding.Found, spec: CorpusSpec) -> None
 
 
 def _write(path: Path, parts: Iterable[str]) -> None:
+    with _writing(path), publishing(path) as file:
+        for part in parts:
+            file.write(part.encode())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        with publishing(path) as file:
-            for part in parts:
-                file.write(part.encode())
+        yield
     except OSError as error:
-        raise CorpusServerError(f"{path} cannot be written: {error.strerror}") from error
+        raise CorpusServerError(
+            f"{path} cannot be written: {error.strerror}", remedy="make room, or name another place"
+        ) from error
 
 
 def _print(report: dict[str, Any], out: Path | None, deny: Path | None) -> None:

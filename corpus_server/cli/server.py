@@ -34,6 +34,7 @@ from corpus_server.plan.canonical import canonical, id_of
 from corpus_server.plan.chain import Continued, KeptLink
 from corpus_server.plan_store import PlanStore
 from corpus_server.settings import default_state_dir
+from corpus_server.user_files import reason_of
 
 _SECONDS = 60  # until a server must have answered
 _MAX_PLANS = 1000  # of one list
@@ -112,14 +113,22 @@ class Server(Asked):
             if token := os.environ.get("CORPUS_TOKEN", "").strip():
                 request.add_header("Authorization", f"Bearer {token}")
             with self._opener.open(request, timeout=_SECONDS) as response:
-                return json.load(response)
+                body = response.read()
+            try:
+                return json.loads(body)
+            except ValueError as error:
+                raise CorpusServerError(
+                    f"{self._url}{self._through} answered HTTP {response.status} without JSON",
+                    remedy="does a corpus-server answer there, or a proxy or another program?",
+                ) from error
         except HTTPError as error:
             raise _refusal(error, f"{self._url}{self._through}") from error
         except (OSError, HTTPException, ValueError) as error:
             asked = "is the server running?"
             if self._proxy:
                 asked = f"does the proxy reach it? NO_PROXY={urlsplit(self._url).hostname} goes without one"
-            why = getattr(error, "reason", error)
+            reason = getattr(error, "reason", error)  # of a URLError, an error or a text
+            why = reason_of(reason) if isinstance(reason, Exception) else reason
             raise CorpusServerError(
                 f"no response from {self._url}{self._through}: {why}", remedy=asked
             ) from error

@@ -23,7 +23,7 @@ from corpus_server.readers.filling import fill, needed
 from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.tools.exchange import load_plan, read_plan
-from corpus_server.user_files import read_small_file
+from corpus_server.user_files import read_small_file, reason_of
 from corpus_server.work import Budget
 
 _MAX_PLAN_BYTES = 64 << 20  # as a server takes it
@@ -98,7 +98,7 @@ def _known(file: Path, files: Files) -> str:
         text, _ = read_small_file(file, max_bytes=_MAX_PLAN_BYTES)
         is_saved = "kind" in json.loads(text)
     except (OSError, ValueError, TypeError) as error:
-        raise InvalidParameter(f"{file}: {error}", parameter="plan") from error
+        raise InvalidParameter(f"{file} is no plan: {reason_of(error)}", parameter="plan") from error
     if is_saved:
         return load_plan(read_plan(str(file), note), files.ask)
     return str(files.ask("/v1/plans", text.encode())["id"])

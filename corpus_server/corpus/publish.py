@@ -36,10 +36,12 @@ def publishing(
         of: the files that its content follows from; None: all that are open.
 
     Raises:
-        OSError: BlockingIOError if another process is writing the same file.
+        OSError: BlockingIOError if another process is writing the same file; `path` is a folder, or a device.
         CorpusChanged, ReadFailed: see `watched.check`.
     """
     temporary = _temporary(path)
+    if path.exists() and not path.is_file():  # a rename would put the file in place of /dev/null
+        raise OSError(errno.EINVAL, "expected a new or a regular file, found another kind", str(path))
     try:
         with os.fdopen(_lock(temporary, os.O_RDWR | os.O_CREAT), "r+b") as file:
             file.truncate()
@@ -151,6 +153,8 @@ def remove_stale(path: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
+    if path.name in ("", ".."):  # `.` and `/`
+        raise IsADirectoryError(errno.EISDIR, "it is the name of a folder", str(path))
     return path.with_name(f".{path.name}.tmp")
 
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.fingerprints import (
     BLOCK_BYTES,
     FINE_BLOCK_BYTES,
@@ -122,7 +123,12 @@ def record(spec: CorpusSpec, *, progress: Progress | None = None) -> Recorded:
         for each in content:
             each.file.check_unchanged()
     if files := metadata_files(spec):
-        record_digests(files[0].parent)
+        try:
+            record_digests(files[0].parent)
+        except OSError as error:
+            what = f"the digest of the metadata cannot be written: {error.strerror}"
+            remedy = "make room, or record where the folder is writable"
+            raise unreadable(files[0].parent, what, remedy) from error
     return Recorded(
         sidecar=save_sidecar(spec, recorded),
         fingerprints={"sampled": recorded.sampled, "full": recorded.full},

@@ -130,9 +130,11 @@ class Database(Closing):
         try:
             self._open()
         except (OSError, sqlite3.Error) as error:
-            what, remedy = f"cannot be written: {error}", "give another with --state-dir"
+            what, remedy = f"cannot be written: {reason_of(error)}", "give another with --state-dir"
             if read_only:
-                what = f"holds no plans that can be read{f': {error}' if self._path.exists() else ''}"
+                what = (
+                    f"holds no plans that can be read{f': {reason_of(error)}' if self._path.exists() else ''}"
+                )
                 remedy = "give the URL of a server, or the folder that it was given with --state-dir"
             detail = f"state_dir {state_dir} {what}; {remedy}"
             raise InvalidParameter(detail, parameter="state_dir", received=str(state_dir)) from error

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from corpus_server.errors import InvalidParameter
-from corpus_server.user_files import locked_folder
+from corpus_server.user_files import locked_folder, reason_of
 
 _log = logging.getLogger("corpus_server")
 
@@ -44,7 +44,7 @@ def metrics_folder(state_dir: Path) -> Iterator[Path]:
                 stack.enter_context(_locked(folder))
         except OSError as error:
             raise InvalidParameter(
-                f"state_dir {state_dir} cannot be written: {error}; give another with --state-dir",
+                f"state_dir {state_dir} cannot be written: {reason_of(error)}; give another with --state-dir",
                 parameter="state_dir",
             ) from error
         if num_others:

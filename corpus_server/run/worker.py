@@ -85,7 +85,7 @@ def main(handed: Sequence[int]) -> None:
             _log.error("this worker ends", exc_info=error)
         # Not printed here: with several workers, everyone meets the same mistake.
         reason = error.with_remedy if isinstance(error, CorpusServerError) else str(error)
-        channel.send((reason or type(error).__name__).encode()[:MAX_MESSAGE_BYTES])
+        channel.send((reason or type(error).__name__).encode(errors="backslashreplace")[:MAX_MESSAGE_BYTES])
         sys.exit(MISTAKE)
 
 

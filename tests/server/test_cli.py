@@ -390,4 +390,7 @@ def test_names_that_are_no_text_are_shown_and_a_full_output_is_one_line(
             command(*arguments, tmp_path / "c"), stdout=full, stderr=subprocess.PIPE, text=True,
             env=environment(), check=False,
         )  # fmt: skip
-    assert (ended.returncode, ended.stderr) == (2, "error: [Errno 28] No space left on device\n")
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "error: reading or writing failed: No space left on device\n",
+    )

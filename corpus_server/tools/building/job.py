@@ -36,7 +36,9 @@ _FILE: Final = "job.json"
 
 
 def work_folder(out: Path) -> Path:
-    """Return where the work for the corpus `out` lies."""
+    """Return where the work for the corpus `out` lies; raise InvalidParameter if `out` has no name."""
+    if out.name in ("", ".."):  # `.` and `/`
+        raise InvalidParameter.expected("out", "a folder that does not exist yet", str(out))
     return out.with_name(f"{out.name}.building")
 
 

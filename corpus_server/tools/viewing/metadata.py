@@ -63,6 +63,7 @@ class Metadata(Closing):
         columns = () if table is None else tuple(table.columns)
         if table is not None:
             _check_names(table)
+        self._columns = columns
         self._has_length = LENGTH in map(str.lower, columns)
         # DuckDB would take a column of this name for the number of the document.
         number = "#document"
@@ -188,9 +189,14 @@ class Metadata(Closing):
     def _item(self, what: str, text: str, kinds: tuple[str, ...], accepted: str) -> tuple[str, str]:
         """Return an expression that may be evaluated, and over what: with lengths only if it names them."""
         (item, names), table = check_expression(self._connection, what, text), "documents"
-        columns = [name for name in names if self._has_length or name.lower() != LENGTH]
-        for name in columns:
-            self._check_has_metadata(name)
+        columns = [name[-1] for name in names if self._has_length or name[-1].lower() != LENGTH]
+        for column in columns:
+            self._check_has_metadata(column)
+        known = {LENGTH, *map(str.lower, self._columns)}
+        for name in names:
+            if not known.intersection(map(str.lower, name)):
+                has = f"a column of the metadata ({', '.join(self._columns)}) or {LENGTH}"
+                raise _wrong(what, f"no column is called {'.'.join(name)!r}", has)
         if len(columns) < len(names):
             edges = (edges for _, edges in document_chunks(self._corpus))
             lengths = self._arrow.chunked_array(
@@ -242,7 +248,7 @@ class Metadata(Closing):
         try:
             yield
         except (self._duckdb.Error, self._arrow.ArrowException) as error:
-            raise _wrong(what, _first_line(error), "an expression that can be evaluated") from error
+            raise _wrong(what, f"DuckDB says: {_first_line(error)}", "what it can evaluate") from error
         finally:
             timer.cancel()
 

@@ -181,7 +181,7 @@ def test_mistakes_are_one_clear_line(seen: tuple[Path, Path, list[str]], tmp_pat
         ),
         (
             ["list", "127.0.0.1:9"],
-            "http://127.0.0.1:9: [Errno 111] Connection refused (is the",
+            "http://127.0.0.1:9: Connection refused (is the",
         ),
         (["list", "http://[", "--state-dir", state], "state_dir must be left out with a server's URL"),
         (["list", "http://["], "no URL of a server: http://["),

@@ -77,8 +77,12 @@ def _decoded(path: str) -> Iterator[str]:
     with opened(path) as file:
         while (data := file.read(_READ_BYTES)) or decoder.getstate()[0]:
             begin = position - len(decoder.getstate()[0])
-            if position == 0 and encoding_of(data[:HEAD_BYTES]) is not None:
-                raise unreadable(Path(path), *no_utf8(data[:HEAD_BYTES]))
+            if position == 0 and (encoding := encoding_of(data[:HEAD_BYTES])) is not None:
+                what, remedy = no_utf8(data[:HEAD_BYTES])
+                if len(data) % (4 if "32" in encoding else 2):  # of all of it, or of a power of two
+                    what = f"looks like {encoding} that ends inside a character"
+                    remedy = f"was the copy interrupted? Copy it again, then {remedy}"
+                raise unreadable(Path(path), what, remedy)
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
