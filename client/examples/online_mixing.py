@@ -94,14 +94,14 @@ def main() -> None:
         loader.record(batch.step, by_row.detach())
         controller.after(batch.step)
         done = batch.step + 1
+        if dist.get_rank() == 0 and (done % args.every == 0 or done == args.steps):
+            known = "  ".join(f"{name} {loss:.3f}" for name, loss in controller.losses.items())
+            print(f"step {batch.step:>6,}  loss {by_row.mean().item():.4f}   {known}", flush=True)
         if dist.get_rank() == 0 and (done % args.save_every == 0 or done == args.steps):
             state = {"data": loader.state_dict(), "model": model.state_dict(), "losses": controller.losses}
             partial = args.checkpoint.with_suffix(".partial")
             torch.save({**state, "optimizer": optimizer.state_dict()}, partial)
             partial.replace(args.checkpoint)
-            print(
-                f"step {batch.step:>6,}   loss {by_row.mean().item():8.4f}   {controller.losses}", flush=True
-            )
     loader.close()
     dist.destroy_process_group()
 

@@ -293,8 +293,8 @@ class Log:
         tokens_per_second = len(self.losses) * args.global_batch_size * args.seq_len / seconds
         self.losses, self.marked, self.waited = [], now, waited
         line = (
-            f"loss {mean_loss:8.4f}   {tokens_per_second:>11,.0f} tokens/s   "
-            f"{wait_seconds / seconds:6.2%} of the time waiting for data"
+            f"loss {mean_loss:8.4f} {tokens_per_second:>11,.0f} tokens/s   "
+            f"{wait_seconds / seconds:6.2%} waiting for data"
         )
         return line, [share > 0 for share in shares]
 

@@ -91,12 +91,19 @@ def _fit(made: Table, columns: Sequence[Measurement], room: int) -> None:
         column.width = max(each.minimum, min(each.maximum, most))
 
 
-def facts_table(facts: Mapping[str, str]) -> Table:
-    """Return a table with a line of name and value for each fact."""
-    made = table("", "", show_header=False, box=None)
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print each fact as name and value; a value with a word too long to stand there goes below its name."""
+    names = max(map(len, facts))
     for name, value in facts.items():
+        if max(map(len, value.split()), default=0) > console.width - names - 3:
+            say(f" {name}")
+            for line in value.splitlines():
+                say(f"   {line}")
+            continue
+        made = table("", "", show_header=False, box=None)
+        made.columns[0].width = names
         made.add_row(f"[bold]{name}[/]", escape(value))
-    return made
+        console.print(made)
 
 
 def read_corpus(text: str) -> CorpusSpec:

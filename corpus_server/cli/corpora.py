@@ -19,7 +19,7 @@ from corpus_server.cli.common import (
     AsJson,
     CorpusArgument,
     console,
-    facts_table,
+    print_facts,
     print_json,
     print_table,
     progress,
@@ -73,7 +73,7 @@ def inspect(
         if as_json:
             print_json(described)
         else:
-            console.print(_facts(described))
+            print_facts(_facts(described))
             print_table(_shards(described))
             if stats:
                 show_statistics(described["inspected"]["statistics"], spec)
@@ -176,7 +176,7 @@ def verify(
         warn_of(catalog.corpus(spec.name), degenerate=True)
 
 
-def _facts(described: dict[str, Any]) -> Table:
+def _facts(described: dict[str, Any]) -> dict[str, str]:
     inspected, documents = described["inspected"], described["num_documents"]
     no_index = "no index"
     if inspected["documents_listed"]:
@@ -188,7 +188,7 @@ def _facts(described: dict[str, Any]) -> Table:
         "documents": no_index if documents is None else f"{documents:,}",
         "end of text": _end_of_text(described),
         "tokenizer": _tokenizer(described),
-        "fingerprint": f"{described['fingerprint']} ({described['fingerprint_kind']})",
+        "fingerprint": described["fingerprint"],
     }
     if view := described.get("view"):
         facts["view of"] = f"{view['fingerprint']}, {counted(view['num_documents'], 'document')}"
@@ -231,7 +231,7 @@ def _facts(described: dict[str, Any]) -> Table:
             f"{weight:g} {text!r}" for text, weight in inspected["loss_mask"] if weight not in (0, 1)
         ]:
             facts["weights there"] = " ".join(weights)
-    return facts_table(facts)
+    return facts
 
 
 def _tokenizer(described: dict[str, Any]) -> str:

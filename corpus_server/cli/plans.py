@@ -201,8 +201,9 @@ def make(
 
 
 def _epochs(used: dict[str, Any]) -> str:
-    seen = "" if used["epochs"] is None else f", {used['epochs']:.6g} epochs"
-    return f"{counted(used['rows'], 'row')}{seen}"
+    if (epochs := used["epochs"]) is None:
+        return counted(used["rows"], "row")
+    return f"{counted(used['rows'], 'row')}, {epochs:.6g} epoch{'' if epochs == 1 else 's'}"
 
 
 @app.command("import")

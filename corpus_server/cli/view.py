@@ -10,7 +10,7 @@ import typer
 from rich.filesize import decimal
 
 from corpus_server.cli.app import App
-from corpus_server.cli.common import AsJson, CorpusArgument, console, facts_table, print_json, progress
+from corpus_server.cli.common import AsJson, CorpusArgument, print_facts, print_json, progress
 from corpus_server.corpus.views.file import ViewFile, ViewHeader
 
 app = App(name="view", help="Make and show views: documents of a corpus, chosen and repeated.")
@@ -76,8 +76,8 @@ def _print(path: Path, header: ViewHeader, *, as_json: bool) -> None:
         "documents": f"{header.num_chosen:,} from {header.num_documents:,}",
         "tokens": f"{header.num_tokens:,}",
         "size": f"{decimal(size)} ({header.encoding})",
-        "of corpus": ", ".join(header.fingerprints.values()),
-        "fingerprint": ", ".join(fingerprints.values()),
+        "of corpus": "\n".join(header.fingerprints.values()),
+        "fingerprint": "\n".join(fingerprints.values()),
         **{f"--{name}": str(value) for name, value in header.made.items()},
     }
-    console.print(facts_table(facts))
+    print_facts(facts)

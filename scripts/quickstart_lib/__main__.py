@@ -1,140 +1,38 @@
-"""The tour: corpus, server, training, and what to try next. `scripts/quickstart` sets up and runs it."""
+"""The options of `scripts/quickstart`; the standard library is enough to say what they are."""
 
-import contextlib
-import os
-import shlex
-import signal
+from __future__ import annotations
+
+import argparse
 import sys
-from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
-from typing import Annotated
-from urllib.parse import urlencode
-
-import typer
-from rich.console import Console
-
-from scripts.processes import HOST, ServerFailed, claim_port, get, is_ready, running
-
-from . import text, training
-
-HOME = Path(".cache/quickstart")  # below the root of the repository, where scripts/quickstart goes
-SHOWN_LINES = 16
-LAST_STEP = 20_000  # of the run; a minute on a few cores does a thousand or two
-INTERRUPTED = 130  # what shells report for Ctrl-C
-
-Plan = Mapping[str, int]
 
 
-def run(
-    seconds: Annotated[float, typer.Option(min=1, help="Train for so long.")] = 60,
-    steps: Annotated[int | None, typer.Option(min=1, help="Train up to this step instead.")] = None,
-    corpus_mb: Annotated[int, typer.Option(min=1, max=30, help="Megabytes of text.")] = 12,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the server; 0 takes a free one.")] = 0,
-    keep_serving: Annotated[bool, typer.Option("--keep-serving", help="Until Ctrl-C.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what was trained before.")] = False,
-) -> None:
-    """Build a corpus of real text, serve it, and train a small GPT from it over HTTP."""
-    console = Console(highlight=False, soft_wrap=True)
-    # By default SIGTERM would end this process without stopping the server.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    limit = ["--steps", str(steps)] if steps else ["--steps", str(LAST_STEP), "--seconds", f"{seconds:g}"]
-    try:
-        code = _tour(
-            console, corpus_mb=corpus_mb, port=port, limit=limit, keep_serving=keep_serving, fresh=fresh
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except (ServerFailed, OSError, ValueError) as error:
-        console.print(f"[red]quickstart failed:[/] {type(error).__name__}:", end=" ")
-        console.print(str(error), markup=False)
-        raise typer.Exit(1) from error
-    if code:
-        raise typer.Exit(INTERRUPTED if code in (128 + signal.SIGTERM, -signal.SIGTERM) else 1)
-
-
-def _tour(
-    console: Console, *, corpus_mb: int, port: int, limit: list[str], keep_serving: bool, fresh: bool
-) -> int:
-    """Returns the exit code of the training."""
-    _title(console, "A corpus of the text that comes with Python")
-    corpus = text.build(HOME / "corpus", corpus_mb=corpus_mb, report=partial(console.print, markup=False))
-
-    port = claim_port(port)
-    url = f"http://{HOST}:{port}"
-    corpora = {split: corpus / split for split in text.SPLITS}
-    serve = _serve_command(corpora, port=port, state_dir=HOME / "state")
-    _title(console, f"A server on {url}")
-    console.print(shlex.join(serve), markup=False)
-    import torch  # here, because it takes seconds in which nothing would have been said
-
-    with running(serve, ready=partial(is_ready, url), log=HOME / "server.log"):
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        plan = training.PLAN[device]
-        checkpoint = HOME / f"{corpus.name}-{device}.pt"
-        if fresh:
-            checkpoint.unlink(missing_ok=True)
-        data = ["--corpus", "train", "--eval-corpus", "val", "--vocab-size", str(text.VOCAB_SIZE)]
-        train = training.command(url, device, *data, "--checkpoint", str(checkpoint), *limit)
-        _title(console, f"Training on {device}")
-        console.print(shlex.join(train), markup=False)
-        code = training.run(train)
-        if code:
-            return code
-        _show_first_batch(console, url, plan)
-        _show_what_to_try(console, url, plan, serve, train, is_serving=keep_serving)
-        if keep_serving:
-            console.print("\nserving until Ctrl-C")
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.pause()
-    return 0
-
-
-def _serve_command(corpora: Mapping[str, Path], *, port: int, state_dir: Path) -> list[str]:
-    """What a person would type to serve these corpora on this machine only."""
-    named = [f"{name}={os.path.relpath(path)}" for name, path in corpora.items()]
-    state = os.path.relpath(state_dir)
-    return [text.program(), "serve", *named, "--host", HOST, "--port", str(port), "--state-dir", state]
-
-
-def _show_first_batch(console: Console, url: str, plan: Plan) -> None:
-    _title(console, "What step 0 saw, its first row")
-    rows = plan["global_batch_size"]
-    one_row = _query("batches", plan, step=0, rank=0, world_size=rows, format="text")
-    lines = get(url, one_row).decode().splitlines()
-    for line in lines[:SHOWN_LINES]:
-        console.print(line, markup=False)
-    if len(lines) > SHOWN_LINES:
-        console.print(f"[dim]... {len(lines) - SHOWN_LINES} more lines[/]")
-
-
-def _show_what_to_try(
-    console: Console, url: str, plan: Plan, serve: list[str], train: list[str], *, is_serving: bool
-) -> None:
-    _title(console, "To try")
-    if not is_serving:
-        console.print("# start the server again (Ctrl-C stops it)")
-        console.print(shlex.join(serve), markup=False)
-    console.print("# what is served; where the rows of step 1000 lie; the whole batch of step 0 as text")
-    for path in (
-        "/v1/corpora",
-        _query("indices", plan, step=1000),
-        _query("batches", plan, step=0, format="text"),
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/quickstart",
+        description="Build a corpus of real text, serve it, and train a small GPT from it over HTTP. "
+        "Installs what that takes into .venv first.",
+    )
+    parser.add_argument("--seconds", type=float, default=60, help="train for so long (default: 60)")
+    parser.add_argument("--steps", type=int, help="train up to this step instead")
+    parser.add_argument("--corpus-mb", type=int, default=12, help="megabytes of text, 1 to 30 (default: 12)")
+    parser.add_argument("--port", type=int, default=0, help="of the server (default: one that is free)")
+    parser.add_argument("--keep-serving", action="store_true", help="go on serving until Ctrl-C")
+    parser.add_argument("--fresh", action="store_true", help="forget what was trained before")
+    args = parser.parse_args()
+    for name, least, most in (
+        ("seconds", 1, None),
+        ("steps", 1, None),
+        ("corpus_mb", 1, 30),
+        ("port", 0, 65535),
     ):
-        console.print(f"curl -s '{url}{path}'", markup=False)
-    console.print("# go on with the training, on two ranks (scripts/quickstart does so on one; --fresh anew)")
-    torchrun = os.path.join(os.path.dirname(train[0]), "torchrun")  # noqa: PTH118, PTH120 - as it is typed
-    console.print(shlex.join([torchrun, "--standalone", "--nproc-per-node=2", *train[1:]]), markup=False)
+        value = getattr(args, name)
+        if value is not None and (value < least or (most is not None and value > most)):
+            accepted = f"at least {least}" if most is None else f"in [{least}, {most}]"
+            parser.error(f"--{name.replace('_', '-')} must be {accepted}, got {value:g}")
+    from scripts.quickstart_lib import tour  # needs what scripts/quickstart installs
 
-
-def _query(route: str, plan: Plan, **parameters: int | str) -> str:
-    spelled = {name.removeprefix("global_"): value for name, value in plan.items()}
-    return f"/v1/{route}?{urlencode({'corpus': 'train', **spelled, **parameters})}"
-
-
-def _title(console: Console, title: str) -> None:
-    console.print(f"\n[bold]{title}[/]")
+    return tour.run(**vars(args))
 
 
 if __name__ == "__main__":
-    typer.run(run)
+    sys.exit(main())

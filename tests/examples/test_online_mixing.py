@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,10 @@ def test_a_killed_run_goes_on_and_its_decisions_are_replayed_and_forked(tmp_path
         resumed = run(server.url, folder, ranks=2, arguments=RUN, EXAMPLE="online_mixing")
         assert resumed.code == 0, resumed.errors
         assert min(resumed.batches) == 15
+        said = re.findall(
+            r"^step +(\d+)  loss [\d.]+   even [\d.]+  odd [\d.]+$", resumed.output, re.MULTILINE
+        )
+        assert said == ["15", "19", "23", "27"]  # a line for each decision, not only for each checkpoint
         state = torch.load(folder / "checkpoint.pt")["data"]
         assert state["next_step"] == NUM_STEPS
         decisions = [json.loads(line) for line in state["plan"]["decisions"].splitlines()]

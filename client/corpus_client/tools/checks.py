@@ -320,7 +320,9 @@ def bottleneck(stats: LoaderStats, rank_tokens: float, step_seconds: float | Non
         return Check("bottleneck", "ok", found, advice, measured)
     needed = rank_tokens / step_seconds
     measured |= {"needed_tokens_per_second": needed, "delivered_over_needed": delivered / needed}
-    rates = f"a rank needs {_rate(needed)}, {_rate(delivered)} arrive ({delivered / needed:.3g} times that)"
+    rates = (
+        f"a rank needs {_rate(needed)}, {_rate(delivered)} arrive ({_figure(delivered / needed)} times that)"
+    )
     if delivered >= HEADROOM * needed:
         return Check("bottleneck", "ok", f"data is not: {rates}", measured=measured)
     if delivered >= needed:
@@ -333,4 +335,9 @@ def bottleneck(stats: LoaderStats, rank_tokens: float, step_seconds: float | Non
 
 
 def _rate(tokens_per_second: float) -> str:
-    return f"{tokens_per_second / 1e6:,.3g} M tokens/s"
+    return f"{_figure(tokens_per_second / 1e6)} M tokens/s"
+
+
+def _figure(value: float) -> str:
+    """Return three digits as people write them: `0.984`, `2,020`."""
+    return f"{float(f'{value:.3g}'):,.10g}"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus_server.described import described
+from corpus_server.errors import counted
 from corpus_server.pieces import NO_SHARD, Pieces
 from corpus_server.plan.document import MAX_STAGES, Plan
 from corpus_server.plan.questions.suspects import only_exclusions_differ, suspects
@@ -225,7 +226,7 @@ def _without(a: Ranges, b: Ranges) -> NDArray[np.uint64]:
 
 
 def _no_ranges(ranges: Ranges) -> str:
-    return f"{ranges.starts.size:,} ranges"
+    return counted(ranges.starts.size, "range")
 
 
 def _first_stage_change(a: Plan, b: Plan) -> int:

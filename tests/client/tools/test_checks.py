@@ -69,6 +69,7 @@ def delivering(tokens_per_second: float, wait: WaitSeconds = SERVER) -> LoaderSt
     ("delivered", "status", "says"),
     [
         (640e6, "ok", "data is not: a rank needs 64 M tokens/s, 640 M tokens/s arrive (10 times that)"),
+        (2.0161e9, "ok", "2,020 M tokens/s arrive (31.5 times that)"),
         (81e6, "ok", "(1.27 times that)"),
         (79e6, "warn", "data hardly keeps up"),
         (64e6, "warn", "(1 times that)"),

@@ -56,7 +56,7 @@ def test_a_narrow_terminal_shows_whole_words(folder: Path, command: str, columns
     words = command.format(folder, a=a, b=b).split()
     wide, narrow = (run_here(*words, COLUMNS=str(each)) for each in (300, columns))
     assert narrow.returncode == 0, narrow.stderr
-    shown = {word for word in words_in(wide.stdout) - HEADS if len(word) < 60}
+    shown = {word for word in words_in(wide.stdout) - HEADS if len(word) < columns}
     assert shown - words_in(narrow.stdout) == set(), narrow.stdout
     tables = [line for line in narrow.stdout.splitlines() if re.match("[\u2500-\u257f]", line)]
     assert max(map(len, tables), default=0) <= columns

@@ -27,7 +27,7 @@ export function skipped(plan, start, stop) {
 export function proposed(element, what, make) {
   const card = h("div", { class: "card" }, h("p", {}, `${what} This makes a new plan. The plan so far stays as it is, and no run that reads it changes.`),
     h("p", { class: "buttons" }, h("button", { type: "button", class: "primary", onclick: make }, "Make the successor plan"),
-      h("button", { type: "button", onclick: () => element.replaceChildren() }, "Leave it")));
+      h("button", { type: "button", onclick: () => element.replaceChildren() }, "Cancel")));
   element.replaceChildren(card);
   card.querySelector("button").focus();
 }

@@ -152,6 +152,13 @@ def change(name: str, a: Any, b: Any) -> FieldChange:
     return FieldChange(field=name, a=a, b=b)
 
 
+def test_a_stage_that_is_new_counts_its_ranges() -> None:
+    for ranges, counted in (([[5, 9]], "1 range"), ([[5, 9], [12, 13]], "2 ranges")):
+        new = plan(stage(WEB, 0), stage(WEB, 20, exclude={"web": ranges}))
+        told = [change.b for change in changed_fields(plan(stage(WEB, 0)), new, Budget())]
+        assert told[0]["exclude"] == {"web": counted}
+
+
 def test_of_many_ranges_the_first_are_shown_with_their_number() -> None:
     """A response of a megabyte must not take forty."""
     ranges = [[3 * k, 3 * k + 1] for k in range(400_000)]
