@@ -161,7 +161,7 @@ def verify(
     else:
         damages = [f"{problem.shard or 'corpus'}: {problem.detail}" for problem in found.problems]
         for block in found.bad_blocks:
-            where = f"block {block.block}, tokens {block.start} to {block.stop}"
+            where = f"block {block.block}, tokens [{block.start}, {block.stop})"
             damages.append(f"{block.shard}, {where}: {block.reason}")
         for damage in damages:
             console.print(f"[red]damaged[/] {escape(damage)}")

@@ -196,14 +196,16 @@ def make(
         return
     if "planned" in planned:
         used = (f"{name} {_epochs(its)}" for name, its in planned["planned"].items())
-        tell(escape(f"the run ends at step {planned['num_steps']:,}: {', '.join(used)}"))
+        tell(escape(f"the run ends at step {planned['num_steps']:,}: {'; '.join(used)}"))
     print_json(made["plan"])
 
 
 def _epochs(used: dict[str, Any]) -> str:
-    if (epochs := used["epochs"]) is None:
-        return counted(used["rows"], "row")
-    return f"{counted(used['rows'], 'row')}, {epochs:.6g} epoch{'' if epochs == 1 else 's'}"
+    rows, epochs = counted(used["rows"], "row"), used["epochs"]
+    if epochs is None:
+        return rows
+    shown = f"{epochs:.6g}"
+    return f"{rows}, {shown} epoch{'' if shown == '1' else 's'}"
 
 
 @app.command("import")

@@ -61,7 +61,9 @@ def spikes(
         place = (row["plan"][:12], str(row["step"]), str(row["row"]), escape(row["source"]))
         shown.add_row(*place, *(f"{row[name]:.4g}" for name in ("loss", "usual", "score")), named)
     print_table(shown)
-    console.print(f"{counted(sums.num_rows, 'row')} of steps {start:,} to {stop:,} compared", highlight=False)
+    console.print(
+        f"{counted(sums.num_rows, 'row')} of steps {start:,} to {stop - 1:,} compared", highlight=False
+    )
 
 
 def _nothing_recorded(folder: Path) -> CorpusServerError:

@@ -124,7 +124,7 @@ def rows_as_text(
             pieces = [piece for piece in group[low:high].tolist() if piece[0] != NO_SHARD]
             name, _ = bound.shards[pieces[0][0]]
             places = "; ".join(
-                f"shard {bound.shards[shard][1].name}, tokens {start} to {start + length}"
+                f"shard {bound.shards[shard][1].name}, tokens [{start}, {start + length})"
                 for shard, start, length in pieces
             )
             step = first_step + number // rows

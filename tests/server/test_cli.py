@@ -206,7 +206,7 @@ def test_verify_records_confirms_and_finds_damage(tmp_path: Path) -> None:
         file.write(b"\xff\xff")
     damaged = run_here("verify", path)
     assert damaged.returncode == 1
-    assert "a.bin, block 0, tokens 0 to 5000" in damaged.stdout
+    assert "a.bin, block 0, tokens [0, 5000)" in damaged.stdout
     as_json = run_here("verify", path, "--json")
     assert (as_json.returncode, json.loads(as_json.stdout)["ok"]) == (1, False)
 

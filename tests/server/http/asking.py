@@ -191,7 +191,7 @@ def as_text(part: Part) -> Request:
                 corpus, name = part.source.shards[shard]
                 lines.append(
                     f"=== step {part.step + k} row {part.rank * len(rows) + row}: corpus {corpus}, "
-                    f"shard {name}, tokens {start} to {start + len(tokens)} ==="
+                    f"shard {name}, tokens [{start}, {start + len(tokens)}) ==="
                 )
                 lines.append(tokens.astype("uint8").tobytes().decode("ascii"))
         assert response.body.decode() == "\n".join(lines) + "\n"

@@ -167,7 +167,7 @@ def test_a_row_of_documents_that_are_joined_is_text_with_all_its_places(
     joined = np.array([(1, 3, 4), (0, 7, 5), (-1, 9, 1)]), np.array([0, 3])
     monkeypatch.setattr("corpus_server.read.reading.WindowReading.pieces", lambda _: iter([joined]))
     first = body(batches(whole, asked, GET, Budget())).decode().splitlines()[0]
-    places = "shard 1.bin, tokens 3 to 7; shard 0.bin, tokens 7 to 12"
+    places = "shard 1.bin, tokens [3, 7); shard 0.bin, tokens [7, 12)"
     assert first == f"=== step 0 row 0: corpus text, {places} ==="
 
 

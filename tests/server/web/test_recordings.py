@@ -124,7 +124,7 @@ def test_the_terminal_shows_the_same(server: RunningServer, recorded: tuple[str,
     alone = run_here("spikes", path, "--start", "40", "--count", "1")
     assert (alone.returncode, alone.stderr) == (0, "")
     assert plan_id[:12] in alone.stdout
-    assert "320 rows of steps 40 to 60 compared" in alone.stdout
+    assert "320 rows of steps 40 to 59 compared" in alone.stdout
     nowhere = run_here("spikes", folder / "nowhere")
     assert (nowhere.returncode, len(nowhere.stderr.splitlines())) == (2, 1)
     assert f"{folder / 'nowhere'} is no folder" in nowhere.stderr

@@ -205,7 +205,7 @@ def test_batches_as_text_show_what_the_step_saw(server: RunningServer, corpora: 
         head, body = text.split(" ===\n", 1)
         path = corpora[name].path
         file = "0.bin" if path.is_dir() else path.name
-        assert head == f"row {row}: corpus {name}, shard {file}, tokens {start} to {start + 21}"
+        assert head == f"row {row}: corpus {name}, shard {file}, tokens [{start}, {start + 21})"
         if name == "text":
             assert body == shard[start : start + 21].tobytes().decode(errors="replace") + "\n"
         else:

@@ -25,7 +25,7 @@ export function chart({ x, series, xLabel, xSteps = null, logX = false, logY = f
   const axis = (more) => ({ stroke: style("--quiet"), grid, ticks: { show: false }, font: "12px system-ui, sans-serif", ...more });
   const label = (values, text) => values.map((v) => (v === null ? "" : text(v)));
   const range = logY ? (_, least, most) => (least === null ? [0.1, 100] : uPlot.rangeLog(least, most, 10, true))
-    : fromZero ? (_, least, most) => [0, Math.max(most ?? 0, 1e-3) * 1.1] : undefined;
+    : fromZero ? (_, least, most) => [0, (most || 1) * 1.1] : undefined;
   const options = {
     width: 600, height, legend: { show: series.length > 1 || onClick !== null },
     scales: { x: { time: false, distr: logX ? 3 : 1, ...(xRange ? { range: xRange } : {}) },

@@ -5,7 +5,7 @@ import { h, isInvisible, visible, corpusAddress, rowDocument } from "./dom.js";
 // What the marks of a text mean, of those that it has.
 export function legend(list) {
   return [
-    list.some((span) => span.document !== null) ? h("span", {}, h("span", { class: "document" }, "N"), "a document begins; its shade alternates") : null,
+    list.some((span) => span.document !== null) ? h("span", {}, h("span", { class: "document" }, "N"), "document N; it begins here, or before this row. Neighbouring documents differ in shade") : null,
     list.some((span) => span.is_eot) ? h("span", {}, h("span", { class: "eot" }, "\u27e8end of text\u27e9"), list.some(beginsDocument) ? " begins a document" : " ends a document") : null,
     list.some((span) => span.text_ends) ? h("span", {}, h("span", { class: "token" }, "box"), "a token; the pointer over it shows its id") : null,
     list.some((span) => span.loss_mask === 0) ? h("span", {}, h("span", { class: "masked" }, "like this"), ": a loss mask leaves these tokens out of the loss") : null,
@@ -45,7 +45,7 @@ export function spans(list, corpus, isOfRow = false) {
     const isFirst = n === 0 || list[n - 1].document !== span.document;
     if (n && (span.document === null ? list[n - 1].is_eot : isFirst)) shade = 1 - shade;
     const [kind, said] = marked(span);
-    const where = `${span.document === null ? "" : `document ${span.document}, `}tokens ${span.start} to ${span.start + span.tokens.length}${said}`;
+    const where = `${span.document === null ? "" : `document ${span.document}, `}tokens [${span.start}, ${span.start + span.tokens.length})${said}`;
     const shown = h("span", { class: span.is_eot ? `span eot${kind}` : `span shade${shade}${kind}`, title: where }, textOf(span));
     const link = span.document === null || !isFirst ? null : h("a", { class: "document", href: isOfRow ? rowDocument(corpus, span.document) : `${corpusAddress(corpus)}?document=${span.document}`,
       "aria-label": `Document ${span.document} of ${corpus}` }, `${span.document}`);

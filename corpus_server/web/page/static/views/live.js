@@ -6,7 +6,7 @@ const HOUR = 3600;
 let samples = null;
 
 const STEPS = [0.25, 0.5, 1, 2, 5, 10];  // minutes
-const ago = (minutes) => (minutes === 0 ? "now" : `${number(minutes)} min`);
+const ago = (minutes) => (minutes === 0 ? "now" : minutes > -1 ? `${number(-60 * minutes)} s ago` : `${number(-minutes)} min ago`);
 const untilNow = (_, least) => [Math.min(least ?? 0, -1), 0];  // one sample, too, is shown at the end of a minute
 const lines = (label, more = {}) => chart({ x: [], xLabel: null, xText: ago, xSteps: STEPS, xRange: untilNow, height: 150, series: [{ label, values: [] }], ...more });
 const charts = {};
