@@ -48,7 +48,7 @@ class GPT(pl.LightningModule):  # type: ignore[misc]
         inputs, targets = batch
         causal = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1], device=inputs.device)
         hidden = self.blocks(self.tokens(inputs) + self.positions.weight, mask=causal, is_causal=True)
-        return F.cross_entropy(self.head(hidden).transpose(1, 2), targets)  # leaves -100 out
+        return F.cross_entropy(self.head(hidden).transpose(1, 2), targets)
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         loss = self.loss(batch)
@@ -90,7 +90,6 @@ def main() -> None:
         seq_len=args.seq_len,
         global_batch_size=args.global_batch_size,
         seed=1337,
-        ignore_index=-100,  # of targets that a loss mask leaves out
     )
     trainer = pl.Trainer(
         max_steps=args.steps,

@@ -67,7 +67,7 @@ def test_a_legend_says_what_masks_and_marks_mean(opened: Opened, plans: dict[str
         expect(page.locator(holder)).to_contain_text("a loss mask leaves these tokens out of the loss")
         expect(page.locator(".text .masked").first).to_have_text("asked: ")
     page = opened.show(f"/page/plans/{plans['plan']}/steps/1")
-    expect(page.locator("#legend")).to_contain_text("a document begins")
+    expect(page.locator("#legend")).to_contain_text("document N begins here, or goes on from before")
     expect(page.locator("#legend")).not_to_contain_text("loss mask")
 
 

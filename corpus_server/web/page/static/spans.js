@@ -5,7 +5,7 @@ import { h, isInvisible, visible, corpusAddress, rowDocument } from "./dom.js";
 // What the marks of a text mean, of those that it has.
 export function legend(list) {
   return [
-    list.some((span) => span.document !== null) ? h("span", {}, h("span", { class: "document" }, "N"), "document N; it begins here, or before this row. Neighbouring documents differ in shade") : null,
+    list.some((span) => span.document !== null) ? h("span", {}, h("span", { class: "document" }, "N"), "document N begins here, or goes on from before; neighbours differ in shade") : null,
     list.some((span) => span.is_eot) ? h("span", {}, h("span", { class: "eot" }, "\u27e8end of text\u27e9"), list.some(beginsDocument) ? " begins a document" : " ends a document") : null,
     list.some((span) => span.text_ends) ? h("span", {}, h("span", { class: "token" }, "box"), "a token; the pointer over it shows its id") : null,
     list.some((span) => span.loss_mask === 0) ? h("span", {}, h("span", { class: "masked" }, "like this"), ": a loss mask leaves these tokens out of the loss") : null,
