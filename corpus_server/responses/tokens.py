@@ -132,7 +132,7 @@ def batches(service: Service, query: BatchesQuery, request: RequestHead, budget:
     budget.claim(size)
     if bound.is_staged:
         service.stager.check_order(bound)
-    reader = _note(service, bound, query, request, budget, reads_tokens=True)
+    reader = _note(service, bound, query, request, chosen, budget, reads_tokens=True)
     stage_rows(service, bound, reading, budget)
     if chosen == "json":
         fields = {**_step_fields(bound, query), "dtype": bound.dtype.name}
@@ -180,7 +180,7 @@ def indices(service: Service, query: BatchesQuery, request: RequestHead, budget:
         return unchanged
     if are_windows:
         budget.claim(reading.num_units * 16 + beside_bytes)
-    reader = _note(service, bound, query, request, budget, reads_tokens=False)
+    reader = _note(service, bound, query, request, chosen, budget, reads_tokens=False)
     located = _located(reading, numbers, budget)
     if are_windows:
         located = located.reshape(*shape, numbers)
@@ -268,19 +268,23 @@ def _note(
     bound: BoundPlan,
     query: BatchesQuery,
     request: RequestHead,
+    chosen: str,
     budget: Budget,
     *,
     reads_tokens: bool,
 ) -> Reader | None:
     """Note a request, so that its next steps are prefetched or staged; return the rank that asks.
 
-    A HEAD takes no step: the Live page would show one that the rank never got. With the step that was trained
-    it says that the rank asks for no more.
+    People read JSON and text: who asks for these, and does not say which step it trained, is no rank, and
+    nothing is prefetched or staged for more steps. A HEAD takes no step: the Live page would show one that
+    the rank never got. With the step that was trained it says that the rank asks for no more.
     """
     if request.method == "HEAD":
         if (trained := request.trained_step) is not None:
             part = {"rank": query.rank, "world_size": query.world_size}
             service.readers.note_end(bound, trained, **part, run=request.run)
+        return None
+    if chosen in ("json", "text") and request.trained_step is None:
         return None
 
     note = partial(

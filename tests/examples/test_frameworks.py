@@ -68,4 +68,4 @@ def test_the_script_for_lightning(url: str, tmp_path: Path) -> None:
         assert "'val_loss': " in done.stdout
         assert ("Restored all states" in done.stdout + done.stderr) == (num_steps == 6)
         saved = torch.load(tmp_path / "trained/last.ckpt", weights_only=True)
-        assert saved["CorpusDataModule"]["next_step"] == num_steps
+        assert saved["Data"]["next_step"] == num_steps

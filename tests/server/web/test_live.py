@@ -61,9 +61,11 @@ def test_every_worker_shows_the_ranks_of_all_and_a_follower_what_is_new(server: 
                 query = {"plan": plan, "step": step, "count": 2, "rank": rank, "world_size": 4}
                 assert server.get("/v1/batches", **query).status == 200
         with contextlib.closing(server.connect()) as connection:  # one worker answers both
-            assert ask(connection, f"/v1/indices?plan={plan}&step=9").status == 200
-            # A HEAD takes no step.
+            assert ask(connection, f"/v1/indices?plan={plan}&step=9&format=raw").status == 200
+            # A HEAD takes no step, and people who read JSON are no rank.
             assert ask(connection, f"/v1/batches?plan={plan}&step=50", method="HEAD").status == 200
+            assert ask(connection, f"/v1/batches?plan={plan}&step=51&format=json").status == 200
+            assert ask(connection, f"/v1/indices?plan={plan}&step=52").status == 200
         server.get("/v1/batches", plan=plan, stepp=1)
         deadline = time.monotonic() + SECONDS
         while True:
