@@ -18,7 +18,7 @@ from corpus_server.admission.request import ANYONE
 from corpus_server.cli.common import CORPUS_HELP, AsJson, fetched_if_needed, note, print_json, progress
 from corpus_server.cli.files import Files
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter
+from corpus_server.errors import InvalidParameter, counted
 from corpus_server.readers.filling import fill, needed
 from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
@@ -62,7 +62,8 @@ def stage(
             total = sum(each.size_bytes for each in extents)
             missing = sum(each.size_bytes for each in extents if not each.is_cached)
             said = (
-                f"steps {steps} read {len(extents):,} extents, {decimal(total)}; {decimal(missing)} to fetch"
+                f"steps {steps} read {counted(len(extents), 'extent')}, {decimal(total)}; "
+                f"{decimal(missing)} to fetch"
             )
             if not bound.is_staged:
                 note("no corpus of the plan lies in an object store: nothing is staged")

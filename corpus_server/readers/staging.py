@@ -21,7 +21,7 @@ from typing import cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from corpus_server.corpus.files import Closing
-from corpus_server.errors import CorpusServerError, NotStaged
+from corpus_server.errors import CorpusServerError, NotStaged, counted
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.extents import PlannedExtents, RankExtents
 from corpus_server.readers.failures import Failures, log_failed
@@ -300,7 +300,7 @@ class Stager(Closing):
         seconds = num_bytes / rate
         names = ", ".join(sorted(extent.name for extent in missing)[:3])
         return NotStaged(
-            f"{len(missing)} extents of this response ({names} ...) are being staged: "
+            f"{counted(len(missing), 'extent')} of this response ({names} ...) must be staged first: "
             f"{num_bytes} bytes are on their way, at {rate / 1e6:.0f} MB/s about {seconds:.0f} s",
             retry_after_seconds=min(max(1, math.ceil(seconds)), _MAX_RETRY_AFTER_SECONDS),
         )

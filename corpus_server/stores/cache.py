@@ -308,8 +308,8 @@ class Cache:
         fcntl.flock(file, fcntl.LOCK_SH)  # nobody asks for more: that needs the lock of the folder
         if agreed != limit_bytes:
             _log.warning(
-                "the cache folder %s holds at most %d bytes, as others have it that use it now; "
-                "--cache-bytes %d counts once nobody does",
+                "the cache folder %s holds at most %d bytes: another process uses it with this limit; "
+                "--cache-bytes %d counts once no process uses it",
                 *(self.folder, agreed, limit_bytes),
             )
         return agreed

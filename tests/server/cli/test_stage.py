@@ -87,7 +87,7 @@ def test_a_server_asks_for_nothing_that_was_staged(
     assert dry["num_bytes"] == dry["missing_bytes"] > SHARD_BYTES
     assert dry["fetched_bytes"] == 0
     assert not list((tmp_path / "cache" / "extents").iterdir())
-    assert f"steps 0:{GROUP_STEPS} read {dry['num_extents']} extents" in said
+    assert f"steps 0:{GROUP_STEPS} read {dry['num_extents']} extent" in said
     first, _ = staged(*words, *steps)
     assert first["fetched_bytes"] == dry["missing_bytes"]
     again, _ = staged(*words, *steps)

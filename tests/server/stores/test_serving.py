@@ -357,7 +357,7 @@ def test_servers_that_share_a_cache_fetch_once_and_have_one_limit(tmp_path: Path
         assert len(bucket.gets) == len(set(bucket.gets)) > 0
         for server in (one, two):
             assert metrics(server)["corpus_cache_bytes"] == CACHE_SHARDS * SHARD_BYTES
-        said = f"holds at most {CACHE_SHARDS * SHARD_BYTES} bytes, as others have it that use it now"
+        said = f"holds at most {CACHE_SHARDS * SHARD_BYTES} bytes: another process uses it with this limit"
         assert said in two.log()
         assert "holds at most" not in one.log()
         one.kill()
