@@ -115,8 +115,8 @@ def test_a_request_that_has_waited_long_enough_is_told_when_to_come_again(
         each.may_go_on.set()
     num_bytes = size_bytes // 2 * 2
     assert refused.value.detail == (
-        f"2 extents of this response (a, b ...) must be staged first: {num_bytes} bytes are on their way, at 100 "
-        f"MB/s about {num_bytes / 1e8:.0f} s"
+        f"2 extents of this response (a, b ...) must be staged first: {num_bytes} bytes are on their way, at "
+        f"100 MB/s about {num_bytes / 1e8:.0f} s"
     )
     assert abs(refused.value.retry_after_seconds - seconds) <= size_bytes % 2
 
