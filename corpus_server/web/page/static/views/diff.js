@@ -29,6 +29,6 @@ function proof(rows) {
   if (rows.equal_steps === null) return "Every step is the same.";
   const before = rows.equal_steps ? `Steps before ${number(rows.equal_steps)} are the same: what the two plans say of them is equal. ` : "";
   if (rows.compared_until === rows.equal_steps) return `${before}No step was compared: one takes more rows than a question may compute.`;
-  if (rows.first_step === null) return `${before}Rows were compared up to step ${number(rows.compared_until)}: none differs.`;
-  return `${before}The first step that differs is ${number(rows.first_step)}; rows were compared up to step ${number(rows.compared_until)}. ${rows.steps.length} steps that differ are listed; all compared rows that are not listed are the same.`;
+  if (rows.first_step === null) return `${before}The rows of all steps up to ${number(rows.compared_until - 1)} were compared: none differs.`;
+  return `${before}The first step that differs is ${number(rows.first_step)}; the rows of all steps up to ${number(rows.compared_until - 1)} were compared. ${rows.steps.length === 1 ? "One step that differs is" : `${rows.steps.length} steps that differ are`} listed; all compared rows that are not listed are the same.`;
 }
