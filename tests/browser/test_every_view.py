@@ -13,6 +13,9 @@ from tests.browser.tab import RUN, VIEWS, Opened
 from tests.corpora import some_tokens, write_raw
 from tests.serving import RunningServer
 
+CUT_LINES = """() => [...document.querySelectorAll(".request code")]
+    .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"""
+
 CUT_TABLES = """() => [...document.querySelectorAll(".scroll")]
     .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.ariaLabel)"""
 
@@ -41,6 +44,7 @@ def test_every_view_is_accessible_and_asks_nobody_else(
             page.get_by_text("Tools: 2 plans, 2 ranks").click()
         expect(page.locator(".problem")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(CUT_LINES) == []
         if width == 390:
             assert page.evaluate(CUT_TABLES) == []
         found = Axe().run(page).response["violations"]
