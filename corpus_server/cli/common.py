@@ -183,8 +183,9 @@ def said_of_rows(equal_steps: int | None, rows: Mapping[str, Any] | None) -> str
     if rows["compared_until"] == equal_steps:
         return f"{same}; one step more takes more rows than may be compared, --max-rows says how many."
     if rows["first_step"] is None:
+        last = rows["compared_until"] - 1
         return (
-            f"{same}; those up to {rows['compared_until'] - 1:,} were compared row by row and are the same too. "
+            f"{same}; those up to {last:,} were compared row by row and are the same too. "
             "Later ones were not compared; --max-rows says how far."
         )
     return f"The first step that differs is {rows['first_step']:,}."
