@@ -71,9 +71,10 @@ def _print(path: Path, header: ViewHeader, *, as_json: bool) -> None:
     if as_json:
         print_json({**dataclasses.asdict(header), "size_bytes": size, "view_fingerprints": fingerprints})
         return
+    counting = " (each repetition counts)" if "repeat" in header.made else ""
     facts = {
         "view": str(path),
-        "documents": f"{header.num_chosen:,} from {header.num_documents:,}",
+        "documents": f"{header.num_chosen:,}{counting} from {header.num_documents:,}",
         "tokens": f"{header.num_tokens:,}",
         "size": f"{decimal(size)} ({header.encoding})",
         "of corpus": "\n".join(header.fingerprints.values()),

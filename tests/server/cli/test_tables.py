@@ -60,3 +60,13 @@ def test_a_narrow_terminal_shows_whole_words(folder: Path, command: str, columns
     assert shown - words_in(narrow.stdout) == set(), narrow.stdout
     tables = [line for line in narrow.stdout.splitlines() if re.match("[\u2500-\u257f]", line)]
     assert max(map(len, tables), default=0) <= columns
+
+
+def test_a_view_says_that_it_counts_repetitions(tmp_path: Path) -> None:
+    (tmp_path / "web").mkdir()
+    write_raw(tmp_path / "web" / "0.bin", [1, 2, 0, 3, 0])
+    assert run_here("index", f"{tmp_path}/web,eot=0").returncode == 0
+    for repeat, told in ((["--repeat", "2"], "4 (each repetition counts) from 2"), ([], "2 from 2")):
+        made = run_here("view", "create", tmp_path / "web", *repeat, "--out", tmp_path / "made.view")
+        assert made.returncode == 0, made.stderr
+        assert f"documents    {told}" in made.stdout
