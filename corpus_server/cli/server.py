@@ -36,6 +36,7 @@ from corpus_server.plan_store import PlanStore
 from corpus_server.settings import default_state_dir
 from corpus_server.user_files import reason_of
 
+_ANOTHER = "does a corpus-server answer there, or a proxy or another program?"
 _SECONDS = 60  # until a server must have answered
 _MAX_PLANS = 1000  # of one list
 
@@ -119,7 +120,7 @@ class Server(Asked):
             except ValueError as error:
                 raise CorpusServerError(
                     f"{self._url}{self._through} answered HTTP {response.status} without JSON",
-                    remedy="does a corpus-server answer there, or a proxy or another program?",
+                    remedy=_ANOTHER,
                 ) from error
         except HTTPError as error:
             raise _refusal(error, f"{self._url}{self._through}") from error
@@ -201,7 +202,7 @@ def _refusal(error: HTTPError, asked: str) -> CorpusServerError:
         problem = json.loads(error.read())
         return CorpusServerError(problem["detail"], remedy=problem.get("remedy"))
     except (OSError, HTTPException, ValueError, TypeError, KeyError):  # a proxy's page
-        return CorpusServerError(f"no response from {asked}: {error}")
+        return CorpusServerError(f"{asked} answered HTTP {error.code} {error.reason}", remedy=_ANOTHER)
 
 
 @contextmanager

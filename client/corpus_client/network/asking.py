@@ -114,7 +114,7 @@ class HttpClient:
                             raise errors.ResponseCorrupt(
                                 f"{question.path} must answer at most {MAX_RESPONSE_BYTES:,} bytes, got more"
                             )
-                if not response.is_success or response.status_code == 206:  # a part is no response
+                if not response.is_success or response.status_code in (204, 206):  # nothing, or a part
                     raise wire.error_from_response(response.status_code, response.headers, bytes(body))
                 return question.parse(response.headers, bytes(body))
             except (httpx.DecodingError, errors.ResponseCorrupt) as error:

@@ -196,7 +196,8 @@ class Credentials:
         except (OSError, UnicodeDecodeError) as error:
             # While it is being replaced the file may be missing or empty: the last token may still do.
             if not self._from_file:
+                why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
                 raise errors.InvalidArgument(
-                    f"auth must name a file with a token, got {os.fspath(path)!r}: {type(error).__name__}"
+                    f"auth must name a file with a token, got {os.fspath(path)!r}: {why}"
                 ) from None
         return self._from_file

@@ -209,7 +209,7 @@ class Pool:
         option: by which a user says how many.
         """
         names = ", ".join(each.endpoint.name for each in self._replicas or self._names)
-        answered = isinstance(self._last_error, errors.ServerError)
+        answered = isinstance(self._last_error, errors.ServerError | errors.ResponseCorrupt)
         hint = "" if answered else "is the server running? "
         error = errors.DeadlineExceeded(
             f"no good response from {names} within {seconds:g} s; last: {self._last_failure}; {hint}"

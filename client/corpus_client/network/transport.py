@@ -335,7 +335,8 @@ def failure(
         )
     if isinstance(error, TimeoutError):
         return errors.NoProgress(f"{endpoint.name}: nothing came in time ({error}){named}")
-    return errors.ConnectionFailed(f"{endpoint.name}: {type(error).__name__}: {error}{named}", stale=stale)
+    why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    return errors.ConnectionFailed(f"{endpoint.name}: {why}{named}", stale=stale)
 
 
 def _timeval(seconds: float) -> bytes:

@@ -260,7 +260,10 @@ def error_from_response(status: int, headers: Headers, body: bytes) -> errors.Se
         remedy = f"redirects are not followed, and this one leads to {location}; give the server's own URL"
     is_text = content_type in (PROBLEM_TYPE, "application/json", "") or content_type.startswith("text/")
     excerpt = body[:200].decode("utf-8", "replace").strip() if is_text else ""
-    told = detail or problem.get("title") or (repr(excerpt) if excerpt else "no explanation")
+    told = detail or problem.get("title") or (repr(excerpt) if excerpt else "")
+    if not told:
+        told = "no response of corpus-server, which explains its errors"
+        remedy = remedy or "does a proxy or another program answer at this URL?"
     return kind(
         str(told) if detail and not denied else f"HTTP {status}: {told}",
         status=status,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ from corpus_client import __version__
 
 UNREAD = 141
 """Nobody reads the output any more (`| head`): what a shell says of a program that SIGPIPE ended."""
+
+_LARGEST = (1 << 63) - 1
 
 COMMANDS = {
     "bill": "Write what steps [START, STOP) are made of, with a root that proves each. Goes on where it was "
@@ -44,8 +47,37 @@ class _Parameters:
         return parameters
 
 
+def _unusable(args: list[str]) -> str | None:
+    """Say which value is empty, as of an unset variable: as a path, it would be the current folder."""
+    for before, each in zip(["", *args], args, strict=False):
+        name, is_joined, value = each.partition("=")
+        if not each or (name.startswith("--") and is_joined and not value):
+            given = name or (before if before.startswith("-") else "an argument")
+            return f"{given} is empty; give it a value, or leave it out"
+    return None
+
+
+def _uncountable(ctx: Any, parameters: Sequence[Any]) -> str | None:
+    """Say which number is none that NumPy and servers can count with."""
+    for each in parameters:
+        number, name = ctx.params.get(each.name), each.opts[0]
+        if isinstance(number, int) and abs(number) > _LARGEST:
+            return f"{name} must be at most {_LARGEST} (2^63 - 1), got {number}"
+        if isinstance(number, float) and not math.isfinite(number):
+            return f"{name} must be a finite number, got {number}"
+    return None
+
+
 class _Command(_Parameters, TyperCommand):
-    pass
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse values that no parameter takes, as `corpus-server` does."""
+        parsed: list[str] = []
+        if (wrong := _unusable(args)) is None:
+            parsed = super().parse_args(ctx, args)
+            wrong = _uncountable(ctx, self.params)
+        if wrong is not None:
+            raise import_module("corpus_client.tools.report").ended(wrong)
+        return parsed
 
 
 class _LazyCommands(Mapping[str, Any]):

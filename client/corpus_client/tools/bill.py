@@ -11,6 +11,7 @@ batches were verified saw. It holds no secret and is not signed: sign the file w
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,7 @@ from corpus_client.tools.bill_file import (
     described,
     leaves_of,
     open_loader,
-    publish,
+    publishing,
     read_leaves,
 )
 
@@ -51,18 +52,17 @@ def bill(
     def made() -> report.Report:
         network = report.read_network("bill", header, token_file)
         for path in (out, cyclonedx, spdx):
-            if path is not None and path.exists():
-                raise errors.InvalidArgument(f"{path} exists; name another file, or remove it")
+            if path is not None:
+                report.check_new(path)
         if not 0 <= start < stop:
             raise errors.InvalidArgument(f"a bill needs 0 <= start < stop, got {start} and {stop}")
         with open_loader(urls, plan, network) as loader:
             hashed = _hash_all(loader, out, start, stop)
             content = described(loader, start, stop, merkle.root(read_leaves(hashed)).hex())
-        hashed.replace(f"{out}.leaves")
-        for path, form in ((cyclonedx, boms.cyclonedx), (spdx, boms.spdx)):
-            if path is not None:
-                publish(path, form(content))
-        publish(out, content)
+        forms = ((cyclonedx, boms.cyclonedx), (spdx, boms.spdx))
+        others = {path: form(content) for path, form in forms if path is not None}
+        with publishing({**others, out: content}):
+            hashed.replace(f"{out}.leaves")
         told = {"plan_id": content["plan_id"], "steps": [start, stop], "root": content["tree"]["root"]}
         return report.Report(
             data=told, shown=[f"root {told['root']} of steps {start} to {stop - 1} in {out}"]
@@ -74,18 +74,26 @@ def bill(
 def _hash_all(loader: ArrayLoader, out: Path, start: int, stop: int) -> Path:
     """Hash the steps into a file, behind the whole leaves that an ended run left; return the file."""
     partial = Path(f"{out}.{loader.plan_id[:16]}-{start}.partial")
-    with partial.open("ab") as file:
-        done = min(file.tell() // merkle.HASH_BYTES, stop - start)
-        if done:  # the last one again: it must be what the plan gives
-            first = start + done - 1
-            (leaf,) = leaves_of(loader, first, first + 1)
-            if read_leaves(partial)[done - 1] != leaf:
-                raise errors.InvalidArgument(
-                    f"{partial}, which an ended run left, does not hold step {first}; remove it"
-                )
-        file.truncate(done * merkle.HASH_BYTES)
-        for leaf in leaves_of(loader, start + done, stop):
-            file.write(leaf)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with partial.open("ab") as file:
+            done = min(file.tell() // merkle.HASH_BYTES, stop - start)
+            if done:  # the last one again: it must be what the plan gives
+                first = start + done - 1
+                (leaf,) = leaves_of(loader, first, first + 1)
+                if read_leaves(partial)[done - 1] != leaf:
+                    raise errors.InvalidArgument(
+                        f"{partial}, which an ended run left, does not hold step {first}; remove it"
+                    )
+            file.truncate(done * merkle.HASH_BYTES)
+            for leaf in leaves_of(loader, start + done, stop):
+                file.write(leaf)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException as error:
+        with suppress(OSError):
+            if partial.stat().st_size < merkle.HASH_BYTES:
+                partial.unlink()  # there is nothing to go on from
+        if isinstance(error, OSError):
+            raise report.unwritable(partial, error) from error
+        raise
     return partial

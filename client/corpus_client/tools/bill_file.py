@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -178,8 +179,24 @@ def read_leaves(path: Path) -> list[bytes]:
     return [content[at : at + size] for at in range(0, len(content) - size + 1, size)]
 
 
-def publish(path: Path, content: dict[str, Any]) -> None:
-    """Write a file as a whole: fields in order of their names, so that equal bills are equal files."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    part.replace(path)
+@contextmanager
+def publishing(contents: Mapping[Path, dict[str, Any]]) -> Iterator[None]:
+    """Write files, of which all get their names when the block ends without an error, or none does.
+
+    Fields come in order of their names, so that equal bills are equal files.
+    """
+    parts = {path: path.with_name(f".{path.name}.part") for path in contents}
+    path = Path()
+    try:
+        for path, content in contents.items():
+            text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+            parts[path].write_text(text, encoding="utf-8")
+        yield
+        for path, part in parts.items():
+            part.replace(path)
+    except OSError as error:
+        raise report.unwritable(path, error) from error
+    finally:
+        for part in parts.values():
+            with suppress(OSError):
+                part.unlink()

@@ -53,22 +53,23 @@ def export(
         from corpus_client.tools.row_files import WRITERS
 
         servers, network = report.whole_urls(urls), report.read_network("export", header, token_file)
-        if out.exists() or not 0 <= start < stop:
-            exists = " (it exists)" if out.exists() else ""
-            raise errors.InvalidArgument(
-                f"export needs a new file and 0 <= start < stop, got {out}{exists}, {start}, {stop}"
-            )
+        if not 0 <= start < stop:
+            raise errors.InvalidArgument(f"export needs 0 <= start < stop, got {start} and {stop}")
+        report.check_new(out)
         with ArrayLoader(servers, plan=plan, rank=0, world_size=1, num_steps=stop, network=network) as loader:
             if loader.is_masked:
                 raise errors.InvalidArgument(
                     "an export holds no loss masks, and corpora of the plan have some; serve with mask=no"
                 )
             loader.seek(start)
-            # A sibling, so that the rename stays on one file system.
-            with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".export-") as folder:
-                batches = _shown(loader, stop - start, status)
-                num_rows = WRITERS[format_](Path(folder, "part"), batches)
-                Path(folder, "part").rename(out)
+            try:
+                # A sibling, so that the rename stays on one file system.
+                with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".export-") as folder:
+                    batches = _shown(loader, stop - start, status)
+                    num_rows = WRITERS[format_](Path(folder, "part"), batches)
+                    Path(folder, "part").rename(out)
+            except OSError as error:
+                raise report.unwritable(out, error) from error
             told = {"plan_id": loader.plan_id, "start": start, "stop": stop, "num_rows": num_rows}
         return report.Report(data=told, shown=[f"{num_rows:,} rows of steps {start} to {stop - 1} in {out}"])
 

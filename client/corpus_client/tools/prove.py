@@ -9,7 +9,7 @@ import typer
 
 from corpus_client import errors
 from corpus_client.tools import merkle, report
-from corpus_client.tools.bill_file import VERSION, BillFile, publish, read_bill, read_leaves
+from corpus_client.tools.bill_file import VERSION, BillFile, publishing, read_bill, read_leaves
 
 
 def prove(
@@ -25,8 +25,7 @@ def prove(
 
     def proven() -> report.Report:
         made = read_bill(bill)
-        if out.exists():
-            raise errors.InvalidArgument(f"{out} exists; name another file, or remove it")
+        report.check_new(out)
         start, stop = made["steps"]
         if not start <= step < stop:
             raise errors.InvalidArgument(f"step must be in [{start}, {stop}), those of the bill, got {step}")
@@ -38,7 +37,8 @@ def prove(
         path = [each.hex() for each in merkle.path(leaves, step - start)]
         proof = {"proof": VERSION, "plan_id": made["plan_id"], "steps": [start, stop], "step": step}
         proof |= {"root": made["tree"]["root"], "path": path}
-        publish(out, proof)
+        with publishing({out: proof}):
+            pass
         return report.Report(
             data={"step": step, "num_hashes": len(path)}, shown=[f"{len(path)} hashes in {out}"]
         )

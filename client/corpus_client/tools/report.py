@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,16 +53,40 @@ def run(measure: Callable[[], Report], *, as_json: bool, status: Status | None =
         with status or console.status("measuring"):
             report = measure()
     except errors.CorpusClientError as error:
-        # Exit code 2, as of corpus-server: 1 stands for what was looked at and is not as it should be.
-        # Brackets in the message are not markup.
-        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+        raise ended(str(error)) from error
+    except OSError as error:
+        where = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        raise ended(f"{where}reading or writing failed: {error.strerror or error}") from error
     if as_json:
         typer.echo(json.dumps(report.data))
     else:
         for part in report.shown:
             console.print(part, highlight=False, soft_wrap=isinstance(part, str))
     return report
+
+
+def ended(message: str) -> typer.Exit:
+    """Print an error, and return what ends the command with code 2: 1 is for what is not as it should be."""
+    # Brackets in the message are not markup.
+    Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
+    return typer.Exit(2)
+
+
+def check_new(path: Path) -> None:
+    """Raise `InvalidArgument` where no new file can be written, before a server is asked."""
+    try:
+        if path.exists():
+            raise errors.InvalidArgument(f"{path} exists; name another file, or remove it")
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> errors.InvalidArgument:
+    """Return the error for a file that cannot be written."""
+    why = error.strerror or error
+    return errors.InvalidArgument(f"{path} cannot be written: {why}; make room, or name another place")
 
 
 def whole_urls(urls: Sequence[str]) -> list[str]:

@@ -211,7 +211,8 @@ def _by_place(paths: Sequence[Path]) -> dict[tuple[int, int], list[tuple[int, st
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise errors.InvalidArgument(f"{path} cannot be read: {error}") from error
+            why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise errors.InvalidArgument(f"{path} cannot be read: {why}") from error
         for number, text in enumerate(lines, 1):
             where = f"{path}:{number}"
             try:

@@ -138,6 +138,15 @@ def test_the_deadline_bounds_the_time_that_a_busy_server_asks_for(
     assert time.monotonic() - started < 29
 
 
+def test_a_server_whose_responses_are_corrupt_is_not_asked_whether_it_runs(
+    server: ReferenceServer, make_loader: MakeLoader
+) -> None:
+    server.next_fault = lambda: Fault("checksum")
+    with pytest.raises(errors.DeadlineExceeded, match="the array's checksum must be") as caught:
+        next(make_loader(deadline_seconds=1))
+    assert "is the server running" not in str(caught.value)
+
+
 def test_a_new_loader_waits_shortly_for_a_server_that_was_never_there(
     server: ReferenceServer, make_loader: MakeLoader, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -151,7 +151,7 @@ def test_a_head_may_have_as_many_bytes_as_it_may(buffer: memoryview, connect: Co
         ([b"\r\n\r\n"], errors.ResponseCorrupt, "status line of HTTP/1.1, got b'"),
         (["close"], errors.ConnectionFailed, "closed connection after 0 bytes of the response's head"),
         ([head()[:40], "close"], errors.ConnectionFailed, "closed connection after 40 bytes"),
-        ([head()[:40], 0.05, "reset"], errors.ConnectionFailed, "ConnectionResetError: "),
+        ([head()[:40], 0.05, "reset"], errors.ConnectionFailed, "Connection reset by peer"),
         ([head(Padding="x" * 70_000)], errors.ResponseCorrupt, "the head must have at most 65536 bytes"),
         ([0.7], errors.NoProgress, "nothing came in time"),
         ([head() + BODY[:9], 0.7], errors.NoProgress, "nothing came in time"),
@@ -364,7 +364,7 @@ def test_nobody_there_is_told_without_a_request(tmp_path: Path) -> None:
     connection = Connection(Endpoint.parse(f"uds://{tmp_path}/none.sock"))
     with pytest.raises(errors.ConnectionFailed) as caught:
         connection.open(time.monotonic() + 10)
-    text = f"uds://{tmp_path}/none.sock: FileNotFoundError: [Errno 2] No such file or directory"
+    text = f"uds://{tmp_path}/none.sock: No such file or directory"
     assert (str(caught.value), caught.value.stale) == (text, False)
 
 
@@ -393,7 +393,7 @@ def test_a_unix_socket_is_connected_to_by_its_url(tmp_path: Path, buffer: memory
         assert buffer[: len(BODY)] == BODY
         connection.close()
     connection = Connection(Endpoint.parse(f"uds://{quote(str(path))}"))
-    with pytest.raises(errors.ConnectionFailed, match=r"uds://.*a%3Fb.sock: ConnectionRefusedError"):
+    with pytest.raises(errors.ConnectionFailed, match=r"uds://.*a%3Fb.sock: Connection refused"):
         connection.send(REQUEST.path, deadline=time.monotonic() + 10)
 
 

@@ -238,7 +238,7 @@ def test_a_redirect_says_where_it_leads() -> None:
     """An ingress sends plain HTTP to https, and its response has no body."""
     error = wire.error_from_response(308, {"location": "https://data.example/"}, b"")
     assert str(error) == (
-        "HTTP 308: no explanation (redirects are not followed, and this one leads to https://data.example/; "
-        "give the server's own URL)"
+        "HTTP 308: no response of corpus-server, which explains its errors (redirects are not followed, and "
+        "this one leads to https://data.example/; give the server's own URL)"
     )
     assert not error.passing

@@ -79,7 +79,17 @@ def test_mds_is_read_by_its_own_library(
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--start", "9"], "0 <= start < stop, got"), (["--plan", "/no/such/plan.json"], "No such file")],
+    [
+        (["--start", "9"], "0 <= start < stop, got"),
+        (["--plan", "/no/such/plan.json"], "No such file"),
+        (["--out", "/no/such/rows.npy"], "error: /no/such/rows.npy cannot be written: No such file"),
+        (["--out", "/dev/null/rows"], "error: /dev/null/rows cannot be written: Not a directory"),
+        (["--out", "/"], "error: / exists; name another file"),
+        (["--out="], "error: --out is empty; give it a value, or leave it out"),
+        (["--out", "n" * 300], "cannot be written: File name too long"),
+        (["--stop", "9" * 20], f"error: --stop must be at most {2**63 - 1} (2^63 - 1), got {'9' * 20}"),
+        (["--token-file", "/no/such"], "auth must name a file with a token, got '/no/such': No such file"),
+    ],
 )
 def test_what_cannot_be_exported_is_named_and_leaves_nothing(
     server: ReferenceServer, tmp_path: Path, arguments: list[str], message: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.contract.bills.making import PLAN, START, STOP, naive_root, run, sha
 from tests.corpora import some_tokens, write_raw
 from tests.layers import loaded_by_command
 from tests.reference import batch
-from tests.serving import RunningServer
+from tests.serving import RunningServer, environment
 
 VECTORS = {  # of Certificate Transparency's reference implementation: inputs of leaves, roots of the first n
     "": "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
@@ -166,3 +167,43 @@ def test_a_bill_that_was_ended_goes_on(made: Path, server: RunningServer, tmp_pa
     done = run("prove", out, "--step", 6, "--out", tmp_path / "proof.json")
     assert (done.exit_code, "does not belong to" in " ".join(done.stderr.split())) == (2, True)
     assert run("bill", server.url, *words).exit_code == 2, "a bill is never written over"
+
+
+def limited(blocks: int, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command whose files may have so many blocks of 512 bytes, as on a disk that is full then."""
+    shell = ["sh", "-c", 'ulimit -f "$0" && exec "$@"', str(blocks), sys.executable, "-m", "corpus_client"]
+    command = [*shell, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+
+
+@pytest.mark.parametrize("out", ["none/x", "file/x", "n" * 300, "full"])
+@pytest.mark.parametrize("command", ["bill", "prove", "export"])
+def test_a_file_that_cannot_be_written_leaves_nothing(
+    made: Path, server: RunningServer, tmp_path: Path, command: str, out: str
+) -> None:
+    (tmp_path / "file").touch()
+    plan = ("--plan", made.parent / "plan.json", "--start", START, "--stop", STOP)
+    given = ("prove", made, "--step", START) if command == "prove" else (command, server.url, *plan)
+    done = limited(0 if out == "full" else 1000, *given, "--out", tmp_path / out)
+    assert (done.returncode, done.stdout) == (2, "")
+    line = done.stderr.splitlines()[-1]  # the loader may warn before
+    assert line.startswith(f"error: {tmp_path / out}")
+    assert (" cannot be written: " in line, "Traceback" in done.stderr) == (True, False)
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_bill_goes_on_where_its_documents_found_no_room(
+    made: Path, server: RunningServer, tmp_path: Path
+) -> None:
+    """All of its files come together, or none; the leaves of hours are not lost."""
+    plan = ("--plan", made.parent / "plan.json", "--start", START, "--stop", STOP)
+    words = ("bill", server.url, *plan, "--out", tmp_path / "b", "--cyclonedx", tmp_path / "c")
+    done = limited(1, *words)
+    assert done.returncode == 2
+    assert f"error: {tmp_path / 'c'} cannot be written: File too large" in done.stderr
+    (partial,) = tmp_path.iterdir()
+    assert partial.name.endswith(".partial")
+    assert partial.read_bytes() == Path(f"{made}.leaves").read_bytes()
+    assert run(*words).exit_code == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["b", "b.leaves", "c"]
+    assert (tmp_path / "b").read_bytes() == made.read_bytes()

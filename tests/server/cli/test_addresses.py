@@ -68,7 +68,7 @@ def test_errors_name_the_proxy() -> None:
     assert "secret" not in done.stderr
     with failing_proxy() as proxy:
         done = run_here("plans", "list", "http://data.invalid:8000", **{**proxies, "http_proxy": proxy})
-    assert f"through the proxy {proxy} of the environment: HTTP Error 502" in done.stderr
+    assert f"through the proxy {proxy} of the environment answered HTTP 502" in done.stderr
     without = run_here("plans", "list", "http://data.invalid:8000", **{**proxies, "no_proxy": "data.invalid"})
     assert "proxy" not in without.stderr
     assert "is the server running?" in without.stderr
