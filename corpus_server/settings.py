@@ -374,7 +374,7 @@ def _with_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {
         # A value of another type is refused when the settings are made.
         name: (folder / os.path.expanduser(value)).absolute()  # noqa: PTH111 - Path's fails on unknown users
-        if name in paths and isinstance(value, str | Path)
+        if name in paths and isinstance(value, str | Path) and value != ""
         else value
         for name, value in values.items()
     }

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -62,11 +63,23 @@ def _check_numbers(ctx: Any, parameters: Sequence[Any]) -> None:
             raise InvalidParameter.expected(name, "a finite number", number)
 
 
+def _check_given_once(command: Any, ctx: Any, args: list[str]) -> None:
+    """Refuse an option that is given twice, of which the first would be dropped.
+
+    Of `serve` the last one counts: scripts and images that call it say others before those of a user.
+    """
+    _, _, given = command.make_parser(ctx).parse_args([*args])
+    for option, count in Counter(given).items():
+        if count > 1 and not option.multiple and command.name != "serve":
+            raise InvalidParameter(f"{option.opts[0]} is given twice; give it once")
+
+
 class _Command(_Parameters, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse values that no parameter takes; say where an option of a corpus belongs, or what one is."""
         _check_filled(args)
         try:
+            _check_given_once(self, ctx, args)
             parsed: list[str] = super().parse_args(ctx, args)
         except Exception as error:  # a UsageError of click, or of the copy of it that typer brings along
             message = str(getattr(error, "message", ""))

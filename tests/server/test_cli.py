@@ -129,6 +129,24 @@ def test_a_command_of_one_corpus_says_what_one_is(words: list[str], splits: Path
         assert part in said.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["view", "create", "web.bin", "--out", "v", "--where", "x", "--where", "y"],
+            "--where is given twice",
+        ),
+        (["inspect", "web.bin", "--json", "--json"], "--json is given twice"),
+        (["build", "web.txt", "--out", "o", "--out", "p"], "--out is given twice"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_nothing_that_was_said_is_dropped(words: list[str], message: str) -> None:
+    said = run_here(*words, COLUMNS="300")
+    assert (said.returncode, said.stdout) == (2, "")
+    assert message in said.stderr
+
+
 def test_a_corpus_is_served_under_the_name_that_inspect_shows(splits: Path, tmp_path: Path) -> None:
     texts = [
         f"{splits}#train",

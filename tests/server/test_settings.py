@@ -92,6 +92,8 @@ FILE_MISTAKES: list[tuple[str, bytes | str, str]] = [
     ("token-range", CORPUS + "token_range = [3, 2]", r"token_range must be start and stop, .* got \[3, 2\]"),
     ("state-dir-nul", CORPUS + '[server]\nstate_dir = "a\\u0000"', r"state_dir must be a path, got .*a\\x00"),
     ("uds-nul", CORPUS + '[server]\nuds = "a\\u0000"', r"uds must be a path, got .*a\\x00"),
+    ("uds-empty", CORPUS + '[server]\nuds = ""', "uds must be a path, got ''"),
+    ("state-dir-empty", CORPUS + '[server]\nstate_dir = ""', "state_dir must be a path, got ''"),
     ("nothing", "", "no corpus to serve"),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -68,11 +69,18 @@ def _uncountable(ctx: Any, parameters: Sequence[Any]) -> str | None:
     return None
 
 
+def _dropped(command: Any, ctx: Any, args: list[str]) -> str | None:
+    """Say which option is given twice, of which the first would be dropped."""
+    _, _, given = command.make_parser(ctx).parse_args([*args])
+    twice = [each.opts[0] for each, count in Counter(given).items() if count > 1 and not each.multiple]
+    return f"{twice[0]} is given twice; give it once" if twice else None
+
+
 class _Command(_Parameters, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse values that no parameter takes, as `corpus-server` does."""
         parsed: list[str] = []
-        if (wrong := _unusable(args)) is None:
+        if (wrong := _unusable(args) or _dropped(self, ctx, args)) is None:
             parsed = super().parse_args(ctx, args)
             wrong = _uncountable(ctx, self.params)
         if wrong is not None:

@@ -70,6 +70,19 @@ def test_error_is_one_line_and_exit_code_2(server: ReferenceServer) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--corpus", "code"], "--corpus is given twice"),
+        (["--no-verify", "--verify"], "--verify is given twice"),
+    ],
+)
+def test_nothing_that_was_said_is_dropped(small: list[str], more: list[str], message: str) -> None:
+    done = bench(*small, *more)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
 def test_headers_and_a_token_go_with_every_request(
     server: ReferenceServer, small: list[str], tmp_path: Path
 ) -> None:

@@ -340,7 +340,6 @@ def test_text_of_a_corpus_is_never_markup(web: Path, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ([], "there is no item to look for"),
-        (["--text", ""], "web: not looked for: 1 item of fewer than 50 tokens"),
         (["--text", "too short"], "web: not looked for: 1 item of fewer than 50 tokens"),
         (["--items", "{empty}"], "empty.jsonl: the sources are empty files"),
         (["--items", "{nothing}"], "web: not looked for: 1 item of fewer than 50 tokens"),
