@@ -19,6 +19,7 @@ from corpus_client.network.given import Servers
 from corpus_client.network.layout import ITEM_BYTES, batch_bytes, parts
 from corpus_client.network.options import Network
 from corpus_client.observe.recorder import Recorder
+from corpus_client.plan.hints import check_groups
 from corpus_client.plan.iteration import NumSteps, PlanLoader, lets_go_on_error
 from corpus_client.plan.requests import AheadRequests, arrays_beside
 from corpus_client.plan.schedule import pieces, rank_shapes
@@ -100,6 +101,7 @@ class ArrayLoader(PlanLoader[ArrayBatch]):
         network: Network | None = None,
         **plan: Any,
     ) -> None:
+        check_groups({"network": (Network, network)})
         network = network or Network()
         super().__init__(urls, network, num_steps, run, reiterable=reiterable)
         document = self._requested(plan.pop("plan", None), plan.pop("corpus", None), **plan)

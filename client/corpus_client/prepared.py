@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from corpus_client.staging.pipeline import Pipeline
 from corpus_client.staging.session import DeviceSession
 from corpus_client.staging.slots import BUDGET, Slot, SlotSizes, choose_slot_sizes
 from corpus_client.staging.stager import STORED_DTYPES, Stager
+
+log = logging.getLogger("corpus_client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,11 @@ class PlanOptions:
         if self.eot_id is not None:
             high = torch.iinfo(STORED_DTYPES[plan.dtype]).max
             integer(f"eot_id of {plan.dtype} tokens", self.eot_id, 0, high)
+            if plan.eot_id not in (None, self.eot_id):
+                log.warning(
+                    "documents end with token %d, by eot_id=, and not with %d, which the server knows",
+                    *(self.eot_id, plan.eot_id),
+                )
         knows_ends = self.eot_id is not None or plan.eot_id is not None
         has_mask = any(each.name == "loss_mask" for each in self.beside(plan))
         if self.ignore_index is not None and has_mask and plan.has_weights:
@@ -79,8 +87,8 @@ class PlanOptions:
                 "ignore_index cannot say the weights that loss masks of the corpora hold: leave it out and "
                 "multiply the losses by batch.loss_mask; loss_mask=False trains on all tokens alike"
             )
-        num_ids = max(plan.vocab_size or 0, (plan.largest_id or -1) + 1)
-        num_ids = num_ids or torch.iinfo(STORED_DTYPES[plan.dtype]).max + 1
+        num_ids = plan.vocab_size or torch.iinfo(STORED_DTYPES[plan.dtype]).max + 1
+        num_ids = max(num_ids, (plan.largest_id or 0) + 1)  # a vocabulary may be too small for its corpus
         if self.ignore_index is not None and 0 <= self.ignore_index < num_ids:
             raise errors.InvalidArgument(
                 "ignore_index must be no token id, else targets of that id are left out of the loss, too: "

@@ -16,6 +16,7 @@ from corpus_client.network.given import Servers, resolved
 from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.document import integer
+from corpus_client.plan.hints import check_groups
 from corpus_client.staging.stager import STORED_DTYPES, widened
 
 RANDOM_STEPS = 2**40
@@ -40,6 +41,7 @@ class RemoteCorpus:
             raise errors.InvalidArgument(
                 f"name must be that of one corpus, got {name!r}; a mixture needs a CorpusLoader"
             )
+        check_groups({"network": (Network, network)})
         self.name = name
         self._url = resolved(url, network or Network())
         self._pid = os.getpid()

@@ -36,6 +36,7 @@ MakeLoader = Callable[..., CorpusLoader]
         ({"ignore_index": 0, "eot_id": 5}, r"ignore_index must be no token id, .* as -100, got 0"),
         ({"ignore_index": 5, "eot_id": 5}, r"ignore_index must be no token id"),
         ({"ignore_index": 65535, "eot_id": 5}, r"ignore_index must be no token id"),
+        ({"run": "a", "network": Network(headers={"corpus-run": "b"})}, "run= and a Corpus-Run header say"),
         ({"reiterable": "no"}, "reiterable must be True or False, got 'no'"),
         ({"sources": "no"}, "sources must be True or False, got 'no'"),
         ({"loss_mask": "no"}, "loss_mask must be True, False or None, got 'no'"),

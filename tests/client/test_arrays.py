@@ -157,6 +157,7 @@ def test_nobody_there_is_an_error_and_the_step_is_not_lost(corpus: ReferenceCorp
     [
         ({"seq_len": 0}, "seq_len must be an integer in"),
         ({"rank": 1}, "rank and world_size must be given together"),
+        ({"network": {}}, "network must be a Network, got a dict"),
         ({"sources": "no"}, "sources must be True or False, got 'no'"),
         ({"reiterable": 1}, "reiterable must be True or False, got 1"),
         ({"world_size": 3, "rank": 0}, "must be divisible by world_size"),

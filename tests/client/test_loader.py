@@ -281,15 +281,20 @@ def test_targets_of_another_document_are_masked(make_loader: MakeLoader, corpus:
 
 
 def test_the_end_of_text_is_taken_from_the_server(
-    make_loader: MakeLoader, corpus: ReferenceCorpus, monkeypatch: pytest.MonkeyPatch
+    make_loader: MakeLoader,
+    corpus: ReferenceCorpus,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     eot_id = int(next(make_loader()).inputs[3, 5])
     by_hand = next(make_loader(eot_id=eot_id, ignore_index=-100))
     monkeypatch.setattr(corpus, "eot", eot_id)
     assert torch.equal(next(make_loader(ignore_index=-100)).targets, by_hand.targets)
     assert torch.equal(next(make_loader()).loss_mask, by_hand.loss_mask)
+    assert not caplog.records
     other = make_loader(eot_id=eot_id + 1)
     assert torch.equal(next(other).loss_mask, by_hand.inputs != eot_id + 1)
+    assert f"with token {eot_id + 1}, by eot_id=, and not with {eot_id}, which the server" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, None])

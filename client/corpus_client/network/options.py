@@ -95,6 +95,8 @@ class Network:
                 or not _VALUE.fullmatch(value)
             ):
                 raise errors.InvalidArgument(f"headers must be single lines of Latin-1, got {name!r}")
+            if [each.lower() for each in self.headers if isinstance(each, str)].count(name.lower()) > 1:
+                raise errors.InvalidArgument(f"headers must name each header once, got {name!r} twice")
             if name.lower() in OWN_HEADERS:
                 host = "; the URL names the host" if name.lower() == "host" else ""
                 raise errors.InvalidArgument(f"headers must leave {name} to the client{host}")
@@ -111,8 +113,9 @@ class Network:
             raise errors.InvalidArgument(
                 f"run must be a name of 1 to 64 letters, digits, '.', '_' or '-', got {run!r}"
             )
-        others = {name: value for name, value in self.headers.items() if name.lower() != RUN_HEADER.lower()}
-        return replace(self, headers={**others, RUN_HEADER: run})
+        if RUN_HEADER.lower() in {name.lower() for name in self.headers}:
+            raise errors.InvalidArgument(f"run= and a {RUN_HEADER} header say the same; give one")
+        return replace(self, headers={**self.headers, RUN_HEADER: run})
 
     @property
     def attempt_seconds(self) -> float:

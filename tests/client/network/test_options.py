@@ -47,6 +47,7 @@ BOTH = "auth= and an Authorization header say the same; give one"
         ({"verify": None}, "verify must be True or False, got None"),
         ({"verify": 0}, "verify must be True or False, got 0"),
         ({"headers": {"X": "a\r\nb"}}, "headers must be single lines of Latin-1, got 'X'"),
+        ({"headers": {"X": "a", "x": "b"}}, "headers must name each header once, got 'X' twice"),
         ({"headers": {"X": 7}}, "headers must be single lines of Latin-1, got 'X'"),
         ({"headers": {"X": "\u20ac"}}, "headers must be single lines of Latin-1, got 'X'"),
         ({"headers": {"a b": "c"}}, "headers must be single lines of Latin-1, got 'a b'"),

@@ -33,8 +33,9 @@ START, STOP = 3, 9
 def export(server: ReferenceServer, out: Path, *arguments: str) -> Result:
     plan = out.parent / "plan.json"
     plan.write_text(json.dumps(PLAN))
-    words = ["export", server.url, "--plan", str(plan), "--out", str(out)]
-    words += ["--start", str(START), "--stop", str(STOP), *arguments]
+    options = {"--plan": str(plan), "--out": str(out), "--start": str(START), "--stop": str(STOP)}
+    options |= dict(zip(arguments[::2], arguments[1::2], strict=True))
+    words = ["export", server.url, *(word for pair in options.items() for word in pair)]
     return CliRunner().invoke(app, words, env={"COLUMNS": "120", "NO_COLOR": "1"})
 
 

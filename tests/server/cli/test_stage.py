@@ -135,6 +135,7 @@ def test_a_store_that_fails_for_a_moment_is_asked_again(bucket: Bucket, words: t
 def test_mistakes_are_one_line(
     bucket: Bucket, words: tuple[str, ...], more: tuple[str, ...], said: str
 ) -> None:
+    words = (*words[:1], *words[3:]) if "--extent-bytes" in more else words  # as FILES has them
     done = run_here("stage", *words, *more)
     assert done.returncode == 2
     assert said in done.stderr

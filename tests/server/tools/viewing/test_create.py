@@ -238,7 +238,7 @@ def test_columns_need_metadata(tmp_path: Path, options: tuple[str, ...]) -> None
         ("nosuch > 1", "nosuch"),
         ("score", "type DOUBLE"),
         ("'yes'", "type VARCHAR"),
-        ("", "--where"),
+        (" ", "--where"),
         ("true\0", "zero bytes"),
         ("(" * 5000, "brackets"),
         ("not " * 2400 + "true", "--where"),
