@@ -34,9 +34,11 @@ def export(server: ReferenceServer, out: Path, *arguments: str) -> Result:
     plan = out.parent / "plan.json"
     plan.write_text(json.dumps(PLAN))
     options = {"--plan": str(plan), "--out": str(out), "--start": str(START), "--stop": str(STOP)}
-    options |= dict(zip(arguments[::2], arguments[1::2], strict=True))
-    words = ["export", server.url, *(word for pair in options.items() for word in pair)]
-    return CliRunner().invoke(app, words, env={"COLUMNS": "120", "NO_COLOR": "1"})
+    names = {each.partition("=")[0] for each in arguments}
+    usual = [word for name, value in options.items() if name not in names for word in (name, value)]
+    return CliRunner().invoke(
+        app, ["export", server.url, *usual, *arguments], env={"COLUMNS": "120", "NO_COLOR": "1"}
+    )
 
 
 def expected(corpus: ReferenceCorpus) -> list[np.ndarray]:
