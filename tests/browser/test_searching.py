@@ -127,6 +127,17 @@ def test_what_is_found_in_a_view_is_looked_up_in_its_corpus(
     assert href.endswith(f"token={found[0]['base_token']}")
 
 
+def test_a_range_of_tokens_is_named_by_its_first_and_its_last_one(
+    opened: Opened, server: RunningServer, plans: dict[str, str]
+) -> None:
+    page = opened.show(f"/page/lookup?plan={plans['plan']}&corpus=docs&token=5")
+    expect(page.locator("#found")).to_contain_text("Token 5 is in")
+    page = opened.show(f"/page/lookup?plan={plans['plan']}&corpus=docs&document=2")
+    document = server.get("/v1/corpora/docs/documents/2", format="json").json()
+    last = document["stop"] - 1
+    expect(page.locator("#found")).to_contain_text(f"Tokens {document['start']:,} to {last:,} are in")
+
+
 def test_a_look_up_leads_to_its_row(opened: Opened, server: RunningServer, plans: dict[str, str]) -> None:
     page = opened.show(f"/page/plans/{plans['plan']}/steps/41?row=10")
     expect(page.locator(".train-row").first).to_have_id("row-8")

@@ -97,7 +97,7 @@ def _check_shard(replicas: Replicas, corpus: str, start: int, shard: LocalShard)
         if not np.array_equal(served, shard.tokens[first : first + count]):
             raise errors.LocalCopyMismatch(
                 f"corpus {corpus!r}: {shard.path} holds other tokens than the server's shard "
-                f"{shard.described.name} (tokens [{first:,}, {first + count:,})); "
+                f"{shard.described.name} (tokens {first:,} to {first + count - 1:,}); "
                 f"{shard.remedy or 'is it another corpus?'}"
             )
 

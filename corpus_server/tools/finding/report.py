@@ -134,7 +134,7 @@ def _html_item(item: dict[str, Any], unit: str) -> Iterator[str]:
 
 def _span_row(span: dict[str, Any]) -> list[str]:
     documents = " to ".join(f"{each:,}" for each in span["documents"]) or "-"
-    row = [documents, f"[{span['start']:,}, {span['stop']:,})", f"{span['num_tokens']:,}"]
+    row = [documents, f"{span['start']:,} to {span['stop'] - 1:,}", f"{span['num_tokens']:,}"]
     if (seen := span.get("seen")) is None:
         return row
     more = "" if seen["is_complete"] else " and more"

@@ -45,7 +45,7 @@ export function spans(list, corpus, isOfRow = false) {
     const isFirst = n === 0 || list[n - 1].document !== span.document;
     if (n && (span.document === null ? list[n - 1].is_eot : isFirst)) shade = 1 - shade;
     const [kind, said] = marked(span);
-    const where = `${span.document === null ? "" : `document ${span.document}, `}tokens [${span.start}, ${span.start + span.tokens.length})${said}`;
+    const where = `${span.document === null ? "" : `document ${span.document}, `}tokens ${span.start} to ${span.start + span.tokens.length - 1}${said}`;
     const shown = h("span", { class: span.is_eot ? `span eot${kind}` : `span shade${shade}${kind}`, title: where }, textOf(span));
     const link = span.document === null || !isFirst ? null : h("a", { class: "document", href: isOfRow ? rowDocument(corpus, span.document) : `${corpusAddress(corpus)}?document=${span.document}`,
       "aria-label": `Document ${span.document} of ${corpus}` }, `${span.document}`);

@@ -26,7 +26,7 @@ function showTokens(start, above = []) {
   $("#go").elements.document.value = "";
   return fill($("#text"), target, (response) => [
     ...above,
-    h("p", {}, `tokens [${number(response.start)}, ${number(response.stop)}) of ${number(response.num_tokens)}`),
+    h("p", {}, `tokens ${number(response.start)} to ${number(Math.max(response.start, response.stop - 1))} of ${number(response.num_tokens)}`),
     h("p", { class: "legend" }, legend(response.spans)),
     spans(response.spans, name),
     h("div", { class: "buttons" },

@@ -73,7 +73,7 @@ async function look() {
   }
   const target = address("/v1/lookup", { plan, corpus, document: given.document, token: given.document ? "" : given.token, epochs });
   await fill($("#found"), target, (response) => [
-    h("p", {}, `Tokens [${number(response.start)}, ${number(response.stop)}) are in ${plural(response.num_found, "row")} of ${passes(epochs)}${response.truncated ? "; the earliest are shown" : ""}.`),
+    h("p", {}, `${response.stop - response.start === 1 ? `Token ${number(response.start)} is` : `Tokens ${number(response.start)} to ${number(response.stop - 1)} are`} in ${plural(response.num_found, "row")} of ${passes(epochs)}${response.truncated ? "; the earliest are shown" : ""}.`),
     table(["epoch", "step", "row", "first token of the row"], response.rows.map((row) => [row.epoch,
       row.step === null ? "skipped" : h("a", { href: `${stepAddress(plan, row.step)}?row=${row.row}` }, number(row.step)), row.row, row.start])),
   ]);
