@@ -256,7 +256,7 @@ def test_the_first_and_the_last_tokens_of_a_shard_are_compared() -> None:
 
 @pytest.mark.parametrize(
     ("at", "span"),
-    [(100, "0 to 2,048"), (2147, "0 to 2,048"), (2148, "952 to 3,000"), (3099, "952 to 3,000")],
+    [(100, "0 to 2,047"), (2147, "0 to 2,047"), (2148, "952 to 2,999"), (3099, "952 to 2,999")],
 )
 def test_a_token_that_differs_names_the_copy_and_the_place(at: int, span: str) -> None:
     content = bytearray(np.random.default_rng(0).bytes(4000))
