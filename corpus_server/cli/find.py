@@ -139,6 +139,16 @@ def find(
     """
     specs = [read_corpus(each) for each in corpora]
     _check(specs, plan, before_step, server, deny)
+    if column is not None and field:
+        raise InvalidParameter("--field and --column both say where items stand; give one", parameter="field")
+    for name, given, needed, is_there in (
+        ("field", field, "items", items),
+        ("column", column, "items", items),
+        ("include", include, "items", items),
+        ("state-dir", state_dir, "plan", plan),
+    ):
+        if given and not is_there:
+            raise InvalidParameter(f"--{name} needs --{needed}", parameter=name.replace("-", "_"))
     wanted_items = _items(items or [], field, column, include, text or [], tokens or [])
     if out is not None:
         with _writing(out):

@@ -48,6 +48,8 @@ def successor(
         raise InvalidParameter(
             "name --report, or a --corpus, which say what to leave out, and not both", parameter="report"
         )
+    if without is not None and corpus is None:
+        raise InvalidParameter("--without needs --corpus, whose documents it lists", parameter="without")
     found = None if report is None else successors.read_report(report)
     at_step = found.get("before_step") if at_step is None and found is not None else at_step
     if at_step is None:

@@ -62,6 +62,8 @@ def create(spec: CorpusSpec, selection: Selection, out: Path, progress: Progress
         raise InvalidParameter("a view of a view is not made: name the corpus", parameter="view")
     if selection.key is not None and selection.documents is None and selection.without is None:
         raise InvalidParameter("--key needs --documents or --without", parameter="key")
+    if selection.seed and selection.repeat is None:
+        raise InvalidParameter("--seed needs --repeat, whose fractions it decides", parameter="seed")
     with Corpus.open(spec) as corpus:
         if corpus.num_documents is None:
             raise corpus.no_documents(spec=spec)

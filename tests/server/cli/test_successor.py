@@ -170,6 +170,7 @@ def test_stages_that_come_later_leave_them_out_too(
     ("words", "said"),
     [
         (["--report", "{report}"], "--at-step"),
+        (["--report", "{report}", "--without", "{deny}", "--at-step", "5"], "--without needs --corpus"),
         (["--at-step", "5"], "name --report, or a --corpus"),
         (["--at-step", "5", "--corpus", "web={web}"], "needs --without FILE, or a view"),
         (["--at-step", "5", "--corpus", "other={web}", "--without", "{deny}"], "reads no corpus 'other'"),

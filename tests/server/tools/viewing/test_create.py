@@ -271,6 +271,7 @@ def test_anything_but_a_condition_is_refused_in_one_line(
         (["--without", "LIST", "--key", "twice"], "7\n", "'7' names 2 documents"),
         (["--without", "LIST", "--key", "cluster"], "7\n", "is null for"),
         (["--key", "id"], "", "--key needs"),
+        (["--seed", "3"], "", "--seed needs --repeat"),
         (["--without", "/nowhere"], "", "/nowhere"),
     ],
 )
