@@ -135,7 +135,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise BeyondLimit(_TOO_DEEP) from None
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Return why a file could not be read or parsed, in one short line without the path and the number."""
     return f"{getattr(error, 'strerror', None) or error}"[:300]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 import typer
 
-from corpus_server import reports
+from corpus_server import reports, watched
 from corpus_server.cli.asking import asked_about
 from corpus_server.cli.common import (
     CORPUS_HELP,
@@ -263,6 +263,7 @@ def _write_documents(path: Path, found: finding.Found, spec: CorpusSpec) -> None
 
 
 def _write(path: Path, parts: Iterable[str]) -> None:
+    watched.check_not_read(path)
     with _writing(path), publishing(path) as file:
         for part in parts:
             file.write(part.encode())

@@ -32,6 +32,7 @@ from corpus_server.corpus_spec import ALL, HUB, MAX_LICENSE, CorpusSpec
 from corpus_server.errors import CorpusServerError, InvalidParameter, StoreFailed, UnreadableCorpus
 from corpus_server.extras import optional_package
 from corpus_server.stores.mirror import beside, said_of
+from corpus_server.user_files import reason_of
 
 Say = Callable[[str], None]
 """Tells a person what is about to happen."""
@@ -303,7 +304,7 @@ def _failure(url: str, name: str, hub: Any, chain: Sequence[BaseException]) -> C
     if any(getattr(each, "errno", None) in _FULL or "os error 28" in str(each) for each in chain):
         remedy = "make room, or set HF_HOME to another disk; the same command continues"
         return StoreFailed(f"{url}: the disk of {cache} is full", remedy=remedy)
-    said = " ".join(str(chain[-1]).split())[:300] or type(chain[-1]).__name__
+    said = " ".join(reason_of(chain[-1]).split()) or type(chain[-1]).__name__
     remedy = "check the network and HF_ENDPOINT; with HF_HUB_OFFLINE=1 the cache alone is used"
     return StoreFailed(f"{url}: {endpoint} did not deliver: {said}", remedy=remedy)
 

@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from corpus_server import watched
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.metadata.files import metadata_digest
@@ -67,6 +68,7 @@ def create(spec: CorpusSpec, selection: Selection, out: Path, progress: Progress
     with Corpus.open(spec) as corpus:
         if corpus.num_documents is None:
             raise corpus.no_documents(spec=spec)
+        watched.check_not_read(out)
         digest = None
         if selection.asks_metadata:
             # Closed before the index is made, which takes memory, too.

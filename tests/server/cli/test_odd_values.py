@@ -68,6 +68,15 @@ def test_a_place_where_nothing_can_be_written_is_named(here: None, words: tuple[
     assert f"{out} " in said or f"{out}: " in said or f"{out}." in said or f"'{out}'" in said
 
 
+@pytest.mark.parametrize("words", [VIEW, DENY], ids=lambda words: words[0])
+def test_a_shard_that_is_read_is_not_replaced(here: None, words: tuple[str, ...]) -> None:
+    before = Path("corpus/000000.npy").read_bytes()
+    Path("link").symlink_to("corpus/000000.npy")
+    for out in ("corpus/000000.npy", "link"):
+        assert f"{out} is a file of the corpus that is read" in refused(*words, out)
+    assert Path("corpus/000000.npy").read_bytes() == before
+
+
 @pytest.mark.parametrize("out", ["web.bin", "web.bin/x"])
 def test_a_report_that_can_have_no_folder_is_refused(here: None, out: str) -> None:
     assert f"{out} cannot be written: " in refused(*REPORT, out)

@@ -181,6 +181,7 @@ def test_a_hub_that_does_not_answer_is_one_line_unless_the_cache_has_all(
     assert first[0] == 0, first
     assert (second[0], len(second[2].splitlines())) == (2, 1), second
     assert "did not deliver: " in second[2]
+    assert "Errno" not in second[2]
     assert "check the network and HF_ENDPOINT" in second[2]
 
 
