@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from corpus_client import ArrayLoader, Network, errors
 from tests.client.conftest import make_corpus
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import ReferenceServer
+from tests.serving import wait_until
 
 if TYPE_CHECKING:
     from corpus_client import CorpusLoader  # these tests run where there is no torch, too
@@ -147,7 +149,15 @@ def test_nobody_there_is_an_error_and_the_step_is_not_lost(corpus: ReferenceCorp
         with pytest.raises(errors.DeadlineExceeded):
             next(loader)
     server.start()
-    assert next(loader).step == 0
+    steps: list[int] = []
+
+    def comes() -> bool:
+        with suppress(errors.DeadlineExceeded):  # on a busy machine
+            steps.append(next(loader).step)
+        return bool(steps)
+
+    wait_until(comes)
+    assert steps == [0]
     loader.close()
     server.stop()
 
