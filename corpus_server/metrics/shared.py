@@ -126,6 +126,8 @@ def _write_own(folder: Path, numbers: Numbers) -> None:
 
 
 def _write(path: Path, numbers: Numbers) -> None:
+    if path.is_fifo():
+        path.unlink()  # the folder is the server's own; `publishing` replaces regular files alone
     with publishing(path, durable=False) as file:
         file.write(orjson.dumps(to_json(numbers)))
 
