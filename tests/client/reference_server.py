@@ -64,7 +64,7 @@ class ReferenceServer:
         receipt_seconds, receipt_salt: how long a receipt takes, and what makes it a wrong one.
         moved: whether the indices of a step are wrong.
         port: 0 for a free one; a fixed one to come back on.
-        max_idle_seconds: close a connection that asks for nothing for so long.
+        max_idle_seconds: close a connection that asks for nothing for so long after a response.
         token: what a request must carry; None: nothing.
         host: loopback address to listen on.
     """
@@ -241,9 +241,13 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def setup(self) -> None:
-        self.timeout = self.ref.max_idle_seconds  # type: ignore[misc]  # `StreamRequestHandler` reads it here
         super().setup()
         self.ref._open.add(self.connection)
+
+    def handle_one_request(self) -> None:
+        super().handle_one_request()
+        if not self.close_connection:  # from now on: a new connection has all time, as with real servers
+            self.connection.settimeout(self.ref.max_idle_seconds)
 
     def finish(self) -> None:
         self.ref._open.discard(self.connection)
