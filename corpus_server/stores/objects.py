@@ -7,6 +7,7 @@ what was asked for: a store, a proxy or a cache between may answer with other by
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class StoreObject:
     Args:
         url: of the object.
         path: in its store.
-        etag: what the store calls this version.
+        etag: what the store calls this version; of a file its inode, size, mtime and ctime.
         modified: when it was written, where the store does not name versions.
     """
 
@@ -84,6 +85,7 @@ class Store:
             raise InvalidParameter.expected("path", "https, or http on loopback", url, remedy=remedy)
         self.root = f"{parts.scheme}://{parts.netloc}"
         self.lists = parts.scheme not in _WEB
+        self._has_files = parts.scheme == "file"
         # Given options would replace those of the environment, like AWS_ALLOW_HTTP.
         options = {"client_options": {"allow_http": True}} if parts.scheme == "http" else {}
         try:
@@ -98,9 +100,9 @@ class Store:
                 found = [each for batch in self._obstore.list(self._store, prefix=folder) for each in batch]
             else:
                 found = self._obstore.list_with_delimiter(self._store, prefix=folder)["objects"]
+            return [self._object(each) for each in found]
         except Exception as error:
             raise self._failed(f"{self.root}/{folder}", error) from error
-        return [self._object(each) for each in found]
 
     def head(self, path: str) -> StoreObject | None:
         """Return the object at a path; None if there is none."""
@@ -129,7 +131,7 @@ class Store:
 
     def _read(self, what: StoreObject, start: int, stop: int) -> memoryview:
         options: dict[str, Any] = {"range": (start, stop)}
-        if what.etag is not None:
+        if what.etag is not None and not self._has_files:
             options["if_match"] = what.etag
         try:
             result = self._obstore.get(self._store, what.path, options=options)
@@ -140,6 +142,8 @@ class Store:
             if result.range != (start, stop):
                 raise _wrong(what, f"asked for bytes {start} to {stop}, it sent {result.range}")
             content = memoryview(result.bytes())
+            if self._has_files and (now := self._object(result.meta)).key != what.key:  # meanwhile
+                raise _changed(what, f"{now.size_bytes} bytes, ETag {now.etag}")
         except (FileNotFoundError, self._obstore.exceptions.PreconditionError) as error:
             raise _changed(what, "no such version") from error
         except CorpusServerError:
@@ -151,13 +155,19 @@ class Store:
         return content
 
     def _object(self, meta: Any) -> StoreObject:
-        etag = meta["e_tag"]
+        etag, num_bytes = meta["e_tag"], meta["size"]
+        if self._has_files:
+            # obstore looks at no ctime, which alone shows a rewrite whose modification time was restored, and
+            # takes all modification times before 1970 for one.
+            status = os.stat(f"/{meta['path']}")  # noqa: PTH116 - the path as it is
+            num_bytes = status.st_size
+            etag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_ctime_ns:x}-{num_bytes:x}"
         if etag is not None and not etag.endswith('"'):
             etag = f'"{etag}"'  # Azure's lists leave the quotes out, its other responses do not
         return StoreObject(
             url=f"{self.root}/{meta['path']}",
             path=meta["path"],
-            size_bytes=meta["size"],
+            size_bytes=num_bytes,
             etag=etag,
             modified=meta["last_modified"].isoformat(),
         )

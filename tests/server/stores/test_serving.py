@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import threading
@@ -322,6 +323,33 @@ def test_a_reader_that_stalls_gets_the_rest_of_what_is_on_this_machine(tmp_path:
             with connection.makefile("rb") as rest:
                 body = (begin + rest.read()).partition(b"\r\n\r\n")[2]
         assert body == content
+
+
+@pytest.mark.parametrize("modified", [1, -(10**9)])
+def test_a_file_that_was_rewritten_in_place_is_another_one_whatever_its_time_of_modification(
+    tmp_path: Path, modified: int
+) -> None:
+    """`rsync --inplace -t`, or `tar` with a fixed time: inode, size and time stay, and the ctime does not."""
+    path = tmp_path / "web" / "0.bin"
+    path.parent.mkdir()
+    old, new = (some_tokens(10**6, seed=seed).tobytes() for seed in range(2))
+    options = ("--cache-dir", str(tmp_path / "cache"), "--extent-bytes", "65536")
+
+    def write(content: bytes, modified: int) -> None:
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.write(content)
+        os.utime(path, (modified, modified))
+
+    def ask(start: int) -> Response:
+        return server.get("/v1/corpora/web/tokens", start=start, count=10_000, format="raw")
+
+    write(old, modified)
+    with RunningServer({"web": f"file://{path.parent}"}, tmp_path, arguments=options) as server:
+        assert ask(0).body == old[:20_000]
+        write(new, modified - 10**8 if modified < 0 else modified)
+        check_problem(ask(500_000), 503, "corpus-changed")
+    with RunningServer({"web": f"file://{path.parent}"}, tmp_path, arguments=options) as server:
+        assert ask(0).body == new[:20_000]
 
 
 def test_servers_that_share_a_cache_fetch_once_and_have_one_limit(tmp_path: Path, bucket: Bucket) -> None:
