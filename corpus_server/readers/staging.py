@@ -21,7 +21,7 @@ from typing import cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from corpus_server.corpus.files import Closing
-from corpus_server.errors import CorpusServerError, NotStaged, counted
+from corpus_server.errors import CacheFull, CorpusServerError, NotStaged, counted
 from corpus_server.read.bound_plan import BoundPlan
 from corpus_server.readers.extents import PlannedExtents, RankExtents
 from corpus_server.readers.failures import Failures, log_failed
@@ -102,6 +102,7 @@ class Stager(Closing):
         self._checked: WeakSet[BoundPlan] = WeakSet()  # plans whose extents fit
         self._received = (0, 0.0)  # bytes, and the time since which they are counted
         self._tick_at = self._keep_at = 0.0
+        self._room_asked = b"" if cache is None else cache.room_asked()
         self._stopping = threading.Event()
         if cache is None:
             self._stopping.set()
@@ -315,7 +316,9 @@ class Stager(Closing):
             until = time.monotonic() - (_SYNC_SECONDS if self._running else 0.0)
             while self._unsynced and self._unsynced[0][1] <= until:
                 self._syncs.submit(_sync, self._unsynced.popleft()[0])
-        self._let_go()
+        before, self._room_asked = self._room_asked, b"" if self._cache is None else self._cache.room_asked()
+        is_asked = self._room_asked != before
+        self._let_go(urgent=is_asked, planned=is_asked)
 
     def _keep(self) -> None:
         """Note in the cache what is planned, and find out what of it is gone."""
@@ -329,8 +332,12 @@ class Stager(Closing):
         if self._cache is not None:
             self.held = self._cache.held()
 
-    def _let_go(self, *, urgent: bool = False) -> None:
-        """Unmap extents that nobody reads, so that they may leave the cache; more for one that is urgent."""
+    def _let_go(self, *, urgent: bool = False, planned: bool = False) -> None:
+        """Unmap extents that nobody reads, so that they may leave the cache; more for one that is urgent.
+
+        Args:
+            planned: also those that steps will read soon: they are mapped again then, if they are still here.
+        """
         now = time.monotonic()
         idle_seconds = 0.0 if urgent else _RECENT_SECONDS
         with self._changed:
@@ -339,7 +346,8 @@ class Stager(Closing):
             wanted = {extent for each in self._waiting for extent in each.extents}
             idle = [extent for extent, asked in self._asked_at.items() if now - asked > idle_seconds]
             for extent in idle:
-                if extent not in wanted and extent not in self._planned and extent.detach():
+                is_free = extent not in wanted and (planned or extent not in self._planned)
+                if is_free and extent.detach():
                     del self._asked_at[extent]
             if (excess := len(self._asked_at) - self._max_attached) > 0:
                 for extent in sorted(self._asked_at, key=self._asked_at.__getitem__)[:excess]:
@@ -360,6 +368,8 @@ class Stager(Closing):
                 with self._changed:
                     self.num_found_bytes += extent.size_bytes
         except BaseException as error:  # noqa: BLE001 - reported to whoever waits
+            if urgent and isinstance(error, CacheFull) and self._cache is not None:
+                self._cache.ask_for_room()
             if not self._stopping.is_set():  # else told to stop, or the threads of ranges are gone
                 self._finished(extent, error)
         else:

@@ -8,6 +8,7 @@
     CACHE/boot                       which start of the machine wrote all of this
     CACHE/limit                      how many bytes it holds; locked by every process that uses the folder
     CACHE/given-up                   8 bytes, others after each extent that was taken away from everybody
+    CACHE/room-asked                 8 bytes, others each time that a request found no room for its extents
 
 Any number of processes share it. All locks are `flock`s on open files, so the kernel releases those of a
 process that is killed. An extent in use is locked by everyone who has it mapped, and a file is removed only
@@ -104,10 +105,8 @@ class Cache:
                 self._empty_after_reboot()
                 self._count_again(lock)
                 self.limit_bytes = self._agreed(limit_bytes)
-                self._given_up = os.open(folder / "given-up", os.O_RDWR | os.O_CREAT, 0o666)
-                finalize(self, os.close, self._given_up)
-                if os.fstat(self._given_up).st_size < _SIGN_BYTES:
-                    os.pwrite(self._given_up, bytes(_SIGN_BYTES), 0)  # now, while the disk has room
+                self._given_up = self._sign_file("given-up")
+                self._room_asked = self._sign_file("room-asked")
         except OSError as error:
             raise UnreadableCorpus(
                 f"the cache folder {folder} cannot be used: {error.strerror}",
@@ -157,6 +156,9 @@ class Cache:
             except UnreadableCorpus as error:
                 if isinstance(error.__cause__, FileNotFoundError):  # it was removed a moment ago
                     continue
+                if (path := self.extents / key / _NAME).is_dir():  # nothing that a server makes
+                    shutil.rmtree(path, ignore_errors=True)
+                    return None
                 raise
             try:
                 fcntl.flock(file.fd, fcntl.LOCK_SH)
@@ -230,6 +232,25 @@ class Cache:
         except OSError:
             return os.urandom(_SIGN_BYTES)  # nobody knows
 
+    def ask_for_room(self) -> None:
+        """Have all processes unmap extents that nobody reads just now, so that a request finds room."""
+        with suppress(OSError):
+            os.pwrite(self._room_asked, os.urandom(_SIGN_BYTES), 0)
+
+    def room_asked(self) -> bytes:
+        """Return what differs from before once any process has asked for room."""
+        with suppress(OSError):
+            return os.pread(self._room_asked, _SIGN_BYTES, 0)
+        return b""
+
+    def _sign_file(self, name: str) -> int:
+        """Return the descriptor of a file in which any process tells all others that something happened."""
+        file = os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666)
+        finalize(self, os.close, file)
+        if os.fstat(file).st_size < _SIGN_BYTES:
+            os.pwrite(file, bytes(_SIGN_BYTES), 0)  # now, while the disk has room
+        return file
+
     def _revoke(self, key: str) -> None:
         """Remove an extent. Whoever has it open finds that it was removed, and serves no more of it."""
         with suppress(OSError):
@@ -276,9 +297,12 @@ class Cache:
         except BlockingIOError:
             raise
         except OSError as error:
+            remedy = "make room on its disk, or give a smaller --cache-bytes"
+            if not self.extents.is_dir():
+                remedy = "somebody removed the folder while the server used it: restart the server"
             raise CacheFull(
                 f"{num_bytes} bytes of an extent cannot be written to {self.folder}: {error.strerror}",
-                remedy="make room on its disk, or give a smaller --cache-bytes",
+                remedy=remedy,
             ) from error
 
     @contextmanager

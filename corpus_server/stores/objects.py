@@ -131,7 +131,8 @@ class Store:
 
     def _read(self, what: StoreObject, start: int, stop: int) -> memoryview:
         options: dict[str, Any] = {"range": (start, stop)}
-        if what.etag is not None and not self._has_files:
+        # By RFC 9110 no weak ETag matches: it is only compared below.
+        if what.etag is not None and not (self._has_files or what.etag.startswith("W/")):
             options["if_match"] = what.etag
         try:
             result = self._obstore.get(self._store, what.path, options=options)

@@ -4,6 +4,7 @@ import fcntl
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from corpus_server.errors import CorpusServerError, NotStaged, StoreFailed, Unre
 from corpus_server.stores import Mirror, StagedFile, mirror
 from corpus_server.stores.objects import Store, StoreObject
 from tests.corpora import some_tokens, write_llmc, write_megatron, write_npy, write_raw
-from tests.stores import WebServer, contents
+from tests.stores import Reply, WebServer, contents
 
 Bucket = Callable[[Mapping[str, bytes]], str]
 
@@ -117,6 +118,22 @@ def test_opening_reads_both_ends_of_each_shard_and_no_more(tmp_path: Path) -> No
         assert 2 <= len(server.gets) <= 66  # the ends, and the samples between of a single shard
         assert not any(contents(tmp_path / "corpora").values())
         assert not contents(tmp_path / "shards")
+
+
+class WeakServer(WebServer):
+    """Its ETags are weak, so that no `If-Match` matches (RFC 9110, 13.1.1)."""
+
+    def reply(self, path: str, headers: Message, method: str = "GET") -> Reply:
+        reply = super().reply(path, headers, method)
+        if "If-Match" in headers:
+            return Reply(412, {}, b"")
+        return replace(reply, headers={**reply.headers, "ETag": 'W/"1"'})
+
+
+def test_weak_etags_are_compared_here_and_not_by_the_server(tmp_path: Path) -> None:
+    content = some_tokens(100_000).tobytes()
+    with WeakServer({"/web.bin": content}) as server, served(f"{server.url}/web.bin", tmp_path) as catalog:
+        assert catalog.corpus("web").num_tokens == 100_000
 
 
 def test_tokens_cannot_be_read_before_they_are_staged(tmp_path: Path) -> None:

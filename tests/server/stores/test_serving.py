@@ -49,6 +49,7 @@ NAMES = (
     "masked",
     "placed",
     "copied",
+    "folder",
     "replaced",
     "sealed",
     "gone",
@@ -212,6 +213,16 @@ def test_a_copy_in_the_cache_that_changes_is_staged_anew(served: Served) -> None
     assert served.is_right("copied")
 
 
+def test_a_folder_in_the_place_of_a_copy_is_removed_and_it_is_staged_anew(served: Served) -> None:
+    before = served.copies()
+    assert served.is_right("folder")
+    (copy,) = served.copies() - before
+    copy.unlink()
+    copy.mkdir()
+    wait_until(lambda: served.is_right("folder"), seconds=30)
+    assert copy.is_file()
+
+
 def test_a_loss_mask_is_staged_with_its_shard(served: Served) -> None:
     before = served.copies()
     assert served.is_right("masked")
@@ -291,7 +302,8 @@ def test_a_server_killed_while_it_stages_leaves_nothing(in_parts: Served, web: W
 def test_a_cache_that_was_removed_is_no_failure_of_the_server(served: Served) -> None:
     assert served.is_right("gone")
     shutil.rmtree(served.cache)
-    check_problem(served.ask("gone"), 503, "cache-full")
+    problem = check_problem(served.ask("gone"), 503, "cache-full")
+    assert "somebody removed the folder" in str(problem)
     served.server.restart()
     assert served.is_right("gone")
 
@@ -323,6 +335,37 @@ def test_a_reader_that_stalls_gets_the_rest_of_what_is_on_this_machine(tmp_path:
             with connection.makefile("rb") as rest:
                 body = (begin + rest.read()).partition(b"\r\n\r\n")[2]
         assert body == content
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_plan_whose_extents_fill_the_cache_makes_room_for_the_request_of_another(
+    tmp_path: Path, workers: int
+) -> None:
+    """Also where somebody has just read them, so that they are mapped, in any process."""
+    corpora = {}
+    for seed, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        write_raw(tmp_path / name / "0.bin", some_tokens(2 * 10**6, seed=seed))
+        corpora[name] = f"file://{tmp_path / name}"
+    options = ("--cache-dir", str(tmp_path / "cache"), "--extent-bytes", "65536")
+    options = (*options, "--cache-bytes", str(30 * 65536))
+    with RunningServer(corpora, tmp_path, workers=workers, arguments=options) as server:
+        plans = {}
+        for name in corpora:
+            stages = [{"global_batch_size": 4, "mixture": {name: 1}}]
+            posted = server.post_plan({"seq_len": 16, "order": "sequential", "stages": stages})
+            plans[name] = str(posted.json()["id"])
+        for step in range(3):
+            assert server.get("/v1/batches", plan=plans["a"], step=step).status == 200
+        wait_until(lambda: metrics(server)["corpus_cache_bytes"] == 30 * 65536)
+        for start in [*range(0, 30 * 32768, 32768)] * workers:
+            response = server.get("/v1/corpora/a/tokens", start=start, count=32768, format="raw")
+            assert response.status == 200
+        response = server.get("/v1/batches", plan=plans["b"], step=0)
+        assert (response.status, response.body[:34]) == (
+            200,
+            (tmp_path / "b" / "0.bin").read_bytes()[:34],
+        )
 
 
 @pytest.mark.parametrize("modified", [1, -(10**9)])
