@@ -35,7 +35,9 @@ class Scope(NamedTuple):
 SCOPES: Final = {
     "plans": Scope((), "`POST /v1/plans`, for corpora that the token may read. A loader needs it"),
     "inspect": Scope(("/v1/plans",), "the list of all plans, `/docs` and `/openapi.json`"),
-    "metrics": Scope(("/metrics", "/v1/live"), "`/metrics` and `/v1/live`"),
+    "metrics": Scope(
+        ("/metrics", "/v1/live"), "`/metrics` and `/v1/live`, which name all corpora, plans and runs"
+    ),
 }
 """By name; a new scope is a line here. `read:NAME` and `read:*` are the others."""
 

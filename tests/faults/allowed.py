@@ -47,6 +47,8 @@ def before_call(context: Any, case: Any, _: Any) -> None:
     if path.endswith("/documents"):
         for name in ("where", "sort", "skip", "first"):
             query.pop(name, None)  # what they may name depends on the metadata
+    if "/recordings/" in path and {"start", "stop"} <= set(query):
+        query["stop"] = max(int(query["start"]), int(query["stop"]))
     if {"since", "step"} <= set(query):
         query["since"] = min(int(query["since"]), int(query["step"]))
     if "rank" in query:

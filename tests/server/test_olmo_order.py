@@ -209,7 +209,7 @@ STAGE = {"global_batch_size": 6, "mixture": {"web": 1}}
         (
             {"order": {"olmo": {"shards": [0, -1]}}},
             "order.olmo.shards",
-            "order.olmo.shards must be a list of at most 1048576 integers in [0, 1048576), got [0, -1]",
+            "order.olmo.shards must be a list of 1 to 1048576 integers in [0, 1048576), got [0, -1]",
         ),
         (
             {"stages": [{**STAGE, "global_batch_size": 80}]},
