@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +16,7 @@ import pytest
 from corpus_client import CorpusLoader, Staging
 from tests import stores
 from tests.buckets import NAME, Bucket
-from tests.corpora import some_tokens, write_raw
+from tests.corpora import some_tokens
 from tests.server.stores.served import (
     SEQ_LEN,
     SHARD_BYTES,
@@ -317,82 +315,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 
 URL = f"s3://{NAME}/web"
-
-
-def test_a_reader_that_stalls_gets_the_rest_of_what_is_on_this_machine(tmp_path: Path) -> None:
-    """Its extents are unmapped meanwhile, so that they could make room for those that others wait for."""
-    (tmp_path / "web").mkdir()
-    content = write_raw(tmp_path / "web" / "0.bin", some_tokens(10**7)).read_bytes()
-    options = ("--cache-dir", str(tmp_path / "cache"), "--extent-bytes", str(2**20))
-    with RunningServer({"web": f"file://{tmp_path}/web"}, tmp_path, arguments=options) as server:
-        target = "/v1/corpora/web/tokens?start=0&count=10000000&format=raw"
-        wait_until(lambda: server.get(target).body == content)  # all of it is on this machine then
-        with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n".encode())
-            begin = connection.recv(4096)
-            time.sleep(4)  # longer than extents stay mapped that nobody asks for
-            with connection.makefile("rb") as rest:
-                body = (begin + rest.read()).partition(b"\r\n\r\n")[2]
-        assert body == content
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_plan_whose_extents_fill_the_cache_makes_room_for_the_request_of_another(
-    tmp_path: Path, workers: int
-) -> None:
-    """Also where somebody has just read them, so that they are mapped, in any process."""
-    corpora = {}
-    for seed, name in enumerate("ab"):
-        (tmp_path / name).mkdir()
-        write_raw(tmp_path / name / "0.bin", some_tokens(2 * 10**6, seed=seed))
-        corpora[name] = f"file://{tmp_path / name}"
-    options = ("--cache-dir", str(tmp_path / "cache"), "--extent-bytes", "65536")
-    options = (*options, "--cache-bytes", str(30 * 65536))
-    with RunningServer(corpora, tmp_path, workers=workers, arguments=options) as server:
-        plans = {}
-        for name in corpora:
-            stages = [{"global_batch_size": 4, "mixture": {name: 1}}]
-            posted = server.post_plan({"seq_len": 16, "order": "sequential", "stages": stages})
-            plans[name] = str(posted.json()["id"])
-        for step in range(3):
-            assert server.get("/v1/batches", plan=plans["a"], step=step).status == 200
-        wait_until(lambda: metrics(server)["corpus_cache_bytes"] == 30 * 65536)
-        for start in [*range(0, 30 * 32768, 32768)] * workers:
-            response = server.get("/v1/corpora/a/tokens", start=start, count=32768, format="raw")
-            assert response.status == 200
-        expected = (tmp_path / "b" / "0.bin").read_bytes()[:34]
-        # Until the rank of `a` counts as gone, which takes longer, there was no room.
-        wait_until(
-            lambda: server.get("/v1/batches", plan=plans["b"], step=0).body[:34] == expected, seconds=30
-        )
-
-
-@pytest.mark.parametrize("modified", [1, -(10**9)])
-def test_a_file_that_was_rewritten_in_place_is_another_one_whatever_its_time_of_modification(
-    tmp_path: Path, modified: int
-) -> None:
-    """`rsync --inplace -t`, or `tar` with a fixed time: inode, size and time stay, and the ctime does not."""
-    path = tmp_path / "web" / "0.bin"
-    path.parent.mkdir()
-    old, new = (some_tokens(10**6, seed=seed).tobytes() for seed in range(2))
-    options = ("--cache-dir", str(tmp_path / "cache"), "--extent-bytes", "65536")
-
-    def write(content: bytes, modified: int) -> None:
-        with path.open("r+b" if path.exists() else "wb") as file:
-            file.write(content)
-        os.utime(path, (modified, modified))
-
-    def ask(start: int) -> Response:
-        return server.get("/v1/corpora/web/tokens", start=start, count=10_000, format="raw")
-
-    write(old, modified)
-    with RunningServer({"web": f"file://{path.parent}"}, tmp_path, arguments=options) as server:
-        wait_until(lambda: ask(0).body == old[:20_000])
-        write(new, modified - 10**8 if modified < 0 else modified)
-        wait_until(lambda: ask(500_000).json()["type"] == "corpus-changed")
-    with RunningServer({"web": f"file://{path.parent}"}, tmp_path, arguments=options) as server:
-        wait_until(lambda: ask(0).body == new[:20_000], seconds=30)
 
 
 def test_servers_that_share_a_cache_fetch_once_and_have_one_limit(tmp_path: Path, bucket: Bucket) -> None:
