@@ -92,6 +92,7 @@ class Pool:
         self._num_background = 0
         self._last_error: Exception | None = None
         self._last_failure = "nothing came in time"
+        self._last_failed_at = -math.inf
         self._told_at = 0.0  # when the log said last that a request waits
         for endpoint in [Endpoint.parse(url, network) for url in dict.fromkeys(urls)]:
             if endpoint.address is None:
@@ -203,11 +204,16 @@ class Pool:
         )
         return now + TELL_SECONDS
 
-    def deadline_exceeded(self, seconds: float, option: str) -> errors.DeadlineExceeded:
+    def deadline_exceeded(
+        self, started: float, seconds: float, option: str, unfinished: tuple[Replica, Exception] | None = None
+    ) -> errors.DeadlineExceeded:
         """Return what to raise after so many seconds, with the last failure as its cause.
 
         option: by which a user says how many.
+        unfinished: an attempt that had less than its time; it counts only if nothing else failed since then.
         """
+        if unfinished is not None and self._last_failed_at < started:
+            self._note_failure(unfinished[1], named(*unfinished))
         names = ", ".join(each.endpoint.name for each in self._replicas or self._names)
         answered = isinstance(self._last_error, errors.ServerError | errors.ResponseCorrupt)
         hint = "" if answered else "is the server running? "
@@ -314,7 +320,7 @@ class Pool:
         with self.changed:
             if self._stopped:
                 raise Stopped
-            self._last_error, self._last_failure = error, named(replica, error)
+            self._note_failure(error, named(replica, error))
             for connection in list(replica.connections):
                 if not connection.num_in_flight:
                     self.discard(replica, connection)  # the same restart broke it, in all likelihood
@@ -341,6 +347,9 @@ class Pool:
                         *(named(replica, error), replica.num_failures, delay),
                     )
             self.changed.notify_all()
+
+    def _note_failure(self, error: Exception, said: str) -> None:
+        self._last_error, self._last_failure, self._last_failed_at = error, said, time.monotonic()
 
     def discard(self, replica: Replica, connection: Connection) -> None:
         """Close a connection."""
@@ -392,7 +401,7 @@ class Pool:
             with self.changed:
                 name.num_failures += 1
                 name.due = time.monotonic() + 1.0
-                self._last_error, self._last_failure = error, str(error)
+                self._note_failure(error, str(error))
                 if not may_pass(error) or name.num_failures >= LOOKUP_TRIES:
                     name.due, name.refused = math.inf, error
                 log.warning("%s", error)

@@ -252,6 +252,12 @@ class Replicas(AbstractContextManager["Replicas"]):
                     if final is error:
                         raise
                     raise final from error
+                if isinstance(error, errors.NoProgress) and time.monotonic() >= deadline:
+                    self._abandon(attempts)
+                    over = self._pool.deadline_exceeded(
+                        started, seconds, "deadline_seconds", (attempt.replica, error)
+                    )
+                    raise over from over.__cause__
                 self._pool.failed(attempt.replica, error)
                 again = not attempts
                 waits_for = "retry" if again else "send"
@@ -281,7 +287,7 @@ class Replicas(AbstractContextManager["Replicas"]):
             if (found := self._pool.acquire(started + most, idle=True, since=started)) is not None:
                 return found
             if option == "deadline_seconds" or not self._pool.was_reached:
-                raise self._pool.deadline_exceeded(most, option)
+                raise self._pool.deadline_exceeded(started, most, option)
 
     def _final(self, error: errors.CorpusClientError) -> errors.CorpusClientError | None:
         """Return what to raise after an error that asking again cannot help; None: it may."""
