@@ -134,10 +134,18 @@ async def plan(call: Call, plan_id: PlanId, query: QueryParameters) -> AsgiRespo
 
 async def _receive(request: Request, body: bytearray, count: Callable[[int], None], seconds: float) -> None:
     """Receive the whole body; one that becomes too large, or comes too slowly, holds memory no longer."""
-    try:
-        async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
-                count(len(body) + len(chunk))
-                body += chunk
-    except TimeoutError:
-        raise RequestTimeout(f"the body must arrive within {seconds:g} s, {len(body)} bytes came") from None
+    time = asyncio.get_running_loop().time
+    deadline, chunks = time() + seconds, request.stream()
+    chunk: bytes | None = b""
+    while chunk is not None:
+        count(len(body) + len(chunk))
+        body += chunk
+        coming = asyncio.ensure_future(anext(chunks, None))
+        try:
+            # Not a timeout, which would cancel a chunk that comes in that moment: a process that was stopped
+            # finds all that has come meanwhile, and its timers over.
+            if not (await asyncio.wait({coming}, timeout=max(0.0, deadline - time())))[0]:
+                raise RequestTimeout(f"the body must arrive within {seconds:g} s, {len(body)} bytes came")
+            chunk = coming.result()
+        finally:
+            coming.cancel()
