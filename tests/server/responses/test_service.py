@@ -22,6 +22,7 @@ from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
 from corpus_server.work import Limits
 from tests.corpora import some_tokens, write_raw
+from tests.serving import wait_until
 
 LONG = 30.0
 GET = RequestHead("GET", b"/", {})
@@ -134,9 +135,7 @@ def test_the_end_stops_all_threads(tmp_path: Path) -> None:
             assert not any(each.done() for each in running)
             closing = threading.Thread(target=service.close)
             closing.start()
-            while not stager_close.called:
-                time.sleep(0.001)
-            time.sleep(0.1)  # the gather threads are told next
+            wait_until(lambda: not service.gather_threads.are_wanted)  # what waits was dropped
             end.set()
             closing.join(LONG)
         assert not set(threading.enumerate()) - before

@@ -123,13 +123,14 @@ def test_work_that_has_not_begun_is_given_up_too(jobs: Jobs) -> None:
 
 def test_work_goes_on_for_clients_that_come_again(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were told so; if none of them does, it is given up."""
-    monkeypatch.setattr(module, "COMES_AGAIN_SECONDS", 1.5)
     work, budget = Held(), Budget(blocks=False)
     with pytest.raises(Later):
         ask(jobs, "key", work, budget)
     wait_until(lambda: work.begun)
     assert isinstance(budget.tired("it is being made"), Overloaded)
     assert not work.given_up.wait(0.5)
+    real = module.time.monotonic
+    monkeypatch.setattr(module.time, "monotonic", lambda: real() + module.COMES_AGAIN_SECONDS)
     assert work.given_up.wait(LONG)
 
 
