@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -89,14 +90,21 @@ def read_head(path: Path, budget: Budget) -> bytes:
         ReadFailed: it is none, or cannot be read.
     """
     try:
-        with open_regular(path) as file:
-            head = io.BufferedReader(file, _BUFFER_BYTES).readline(_MAX_LINE_BYTES)
+        with io.BufferedReader(open_regular(path), _BUFFER_BYTES) as lines:
+            head = lines.readline(_MAX_LINE_BYTES)
     except OSError as error:
         raise _failed(path, reason_of(error)) from error
     budget.spend(num_bytes=len(head))
     if not head.endswith(_HEAD_END):
         raise _failed(path, "its first line is not that of a report of corpus-server find")
     return head.removesuffix(_HEAD_END) + b"}"
+
+
+def is_report(path: Path) -> bool:
+    """Tell whether a file is there that `find` wrote."""
+    with suppress(ReadFailed):
+        return bool(read_head(path, Budget()))
+    return False
 
 
 def read_items(path: Path, first: int, budget: Budget) -> Iterator[Line]:
@@ -106,8 +114,7 @@ def read_items(path: Path, first: int, budget: Budget) -> Iterator[Line]:
         ReadFailed: it ends before its items do, or cannot be read.
     """
     try:
-        with open_regular(path) as file:
-            lines = io.BufferedReader(file, _BUFFER_BYTES)
+        with io.BufferedReader(open_regular(path), _BUFFER_BYTES) as lines:
             lines.readline(_MAX_LINE_BYTES)
             number = 0
             while not (line := lines.readline(_MAX_LINE_BYTES)).startswith(_ITEMS_END):

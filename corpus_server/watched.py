@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from corpus_server.errors import CorpusServerError, InvalidParameter
+from corpus_server.errors import CorpusServerError
 
 
 class Watched(Protocol):
@@ -80,15 +80,6 @@ def check(files: Iterable[Watched] | None = None) -> None:
 def opened(file: Watched) -> None:
     """Note a file that is open."""
     _files.add(weakref.ref(file))
-
-
-def check_not_read(path: Path) -> None:
-    """Raise InvalidParameter if an output that a user names is a file that is open: it would be lost."""
-    for file in (each() for each in _files.copy()):
-        with suppress(OSError):  # one of them is not there
-            if file is not None and path.samefile(file.path):
-                what = f"{path} is a file of the corpus that is read"
-                raise InvalidParameter(f"{what}; name another for the output")
 
 
 def closing(file: Watched) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 import typer
 
-from corpus_server import reports, watched
+from corpus_server import reports
 from corpus_server.cli.asking import asked_about
 from corpus_server.cli.common import (
     CORPUS_HELP,
@@ -29,12 +29,13 @@ from corpus_server.cli.common import (
 )
 from corpus_server.cli.server import known_url
 from corpus_server.corpus.corpus import Corpus
-from corpus_server.corpus.publish import publishing
+from corpus_server.corpus.publish import check_new, publishing
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import CorpusServerError, InvalidParameter, counted
 from corpus_server.tools import finding
 
 _SHOWN_ITEMS: Final = 10
+_MARKDOWN, _HTML = "report.md", "report.html"
 _CORPORA: Final = 4  # beside each other, in 80 columns
 _IDS: Final = re.compile(r"\s*\d{1,10}(?:[\s,]+\d{1,10})*\s*")
 
@@ -105,7 +106,10 @@ OutOption = Annotated[
 ]
 DenyOption = Annotated[
     Path | None,
-    typer.Option(help="Write the documents that hold the spans, a number a line, for view create --without."),
+    typer.Option(
+        help="File to write, must not exist: the documents that hold the spans, a number a line, for view "
+        "create --without."
+    ),
 ]
 ProcessesOption = Annotated[
     int | None, typer.Option(min=1, help="Processes that scan.", show_default="one per core")
@@ -150,8 +154,11 @@ def find(
         if given and not is_there:
             raise InvalidParameter(f"--{name} needs --{needed}", parameter=name.replace("-", "_"))
     wanted_items = _items(items or [], field, column, include, text or [], tokens or [])
+    if deny is not None:
+        check_new(deny)
     if out is not None:
         with _writing(out):
+            _check_reports(out)
             out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         asked = None
@@ -159,6 +166,8 @@ def find(
             url = None if server is None else known_url(server, parameter="server")
             asked = *stack.enter_context(asked_about(plan, url, specs, state_dir)), before_step
         opened = stack.enter_context(finding.opened(specs))
+        if deny is not None and opened[0].num_documents is None:
+            raise opened[0].no_documents(spec=specs[0])
         wanted = finding.Wanted(
             items=wanted_items,
             n=_default_n(opened, by) if n is None else n,
@@ -173,12 +182,12 @@ def find(
             report = finding.describe(wanted, found)
             if asked is not None:
                 finding.add_steps(report, found, asked[0].ask, *asked[1:], report_progress)
-        if deny is not None:
-            _write_documents(deny, found[0], specs[0])
-    if out is not None:
-        _write(out / reports.FILE, reports.layout(report))
-        _write(out / "report.md", [finding.as_markdown(report)])
-        _write(out / "report.html", [finding.as_html(report)])
+        if out is not None:
+            _write(out / reports.FILE, reports.layout(report))  # first: the others are of find where it is
+            _write(out / _MARKDOWN, [finding.as_markdown(report)])
+            _write(out / _HTML, [finding.as_html(report)])
+        if deny is not None:  # last: until it is there, the same command goes on
+            _write(deny, (f"{each}\n" for each in found[0].documents.tolist()))
     if as_json:
         print_json(report)
     else:
@@ -242,6 +251,15 @@ def _check(
         raise InvalidParameter("--deny lists documents of one corpus", parameter="deny")
 
 
+def _check_reports(out: Path) -> None:
+    """Refuse a folder in which a report would replace a file that `find` did not write."""
+    for name in (reports.FILE, _MARKDOWN, _HTML):
+        if (out / name).exists() and not reports.is_report(out / reports.FILE):
+            raise InvalidParameter(
+                f"{out / name} exists, and find did not write it; name another folder, or remove it"
+            )
+
+
 def _ids(text: str) -> Any:
     if not _IDS.fullmatch(text) or any(int(each) >= 1 << 32 for each in re.findall(r"\d+", text)):
         raise InvalidParameter.expected("tokens", "ids below 4294967296, as 11,22,33", text[:60])
@@ -256,14 +274,7 @@ def _unicode(text: str) -> str:
     return text
 
 
-def _write_documents(path: Path, found: finding.Found, spec: CorpusSpec) -> None:
-    if found.corpus.num_documents is None:
-        raise found.corpus.no_documents(spec=spec)
-    _write(path, (f"{each}\n" for each in found.documents.tolist()))
-
-
 def _write(path: Path, parts: Iterable[str]) -> None:
-    watched.check_not_read(path)
     with _writing(path), publishing(path) as file:
         for part in parts:
             file.write(part.encode())

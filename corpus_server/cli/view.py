@@ -19,7 +19,7 @@ app = App(name="view", help="Make and show views: documents of a corpus, chosen 
 @app.command()
 def create(
     spec: CorpusArgument,
-    out: Annotated[Path, typer.Option(help="The file to write.")],
+    out: Annotated[Path, typer.Option(help="File to write; must not exist.")],
     where: Annotated[
         str | None, typer.Option(metavar="EXPR", help='Only documents of which this is true: "score >= 0.8".')
     ] = None,

@@ -20,9 +20,25 @@ from pathlib import Path
 from typing import BinaryIO
 
 from corpus_server import watched
+from corpus_server.errors import InvalidParameter
+from corpus_server.user_files import reason_of
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux
 _BUSY = "another process is writing it"
+
+
+def check_new(path: Path) -> None:
+    """Raise InvalidParameter where no new file can be written, before hours are spent on what it is to hold.
+
+    Commands replace no file that exists: one that they wrote themselves may be in use.
+    """
+    try:
+        if path.exists() or path.is_symlink():
+            raise InvalidParameter(f"{path} exists; name another file, or remove it")
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise InvalidParameter(f"{path} cannot be written: {reason_of(error)}; name another place") from error
 
 
 @contextmanager

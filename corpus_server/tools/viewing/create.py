@@ -12,11 +12,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from corpus_server import watched
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import unreadable
 from corpus_server.corpus.metadata.files import metadata_digest
 from corpus_server.corpus.progress import Meter, Progress
+from corpus_server.corpus.publish import check_new
 from corpus_server.corpus.views.file import MAX_MULTIPLICITY, Multiplicities, ViewHeader
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
@@ -55,7 +55,7 @@ def create(spec: CorpusSpec, selection: Selection, out: Path, progress: Progress
     """Write a view of a corpus; progress is in documents.
 
     Raises:
-        InvalidParameter: an expression or a list is not what it should be.
+        InvalidParameter: an expression or a list is not what it should be, or `out` exists.
         UnreadableCorpus: the corpus or its metadata is not.
         UnknownDocument: the corpus has no document index.
     """
@@ -65,10 +65,10 @@ def create(spec: CorpusSpec, selection: Selection, out: Path, progress: Progress
         raise InvalidParameter("--key needs --documents or --without", parameter="key")
     if selection.seed and selection.repeat is None:
         raise InvalidParameter("--seed needs --repeat, whose fractions it decides", parameter="seed")
+    check_new(out)
     with Corpus.open(spec) as corpus:
         if corpus.num_documents is None:
             raise corpus.no_documents(spec=spec)
-        watched.check_not_read(out)
         digest = None
         if selection.asks_metadata:
             # Closed before the index is made, which takes memory, too.

@@ -69,12 +69,34 @@ def test_a_place_where_nothing_can_be_written_is_named(here: None, words: tuple[
 
 
 @pytest.mark.parametrize("words", [VIEW, DENY], ids=lambda words: words[0])
-def test_a_shard_that_is_read_is_not_replaced(here: None, words: tuple[str, ...]) -> None:
-    before = Path("corpus/000000.npy").read_bytes()
+def test_what_exists_is_not_replaced(here: None, words: tuple[str, ...]) -> None:
+    """A shard that is read, by its name and by a link; a file of somebody else; a link that leads nowhere."""
     Path("link").symlink_to("corpus/000000.npy")
-    for out in ("corpus/000000.npy", "link"):
-        assert f"{out} is a file of the corpus that is read" in refused(*words, out)
-    assert Path("corpus/000000.npy").read_bytes() == before
+    Path("broken").symlink_to("nowhere")
+    for out in ("corpus/000000.npy", "link", "texts.jsonl", "broken"):
+        before = Path(out).lstat()
+        assert refused(*words, out) == f"error: {out} exists; name another file, or remove it\n"
+        assert Path(out).lstat() == before
+
+
+def test_a_list_is_refused_before_the_pass(here: None) -> None:
+    """Not after hours: a report would be there already."""
+    assert "texts.jsonl exists" in refused(*DENY, "texts.jsonl", "--out", "report")
+
+
+@pytest.mark.parametrize("name", ["report.json", "report.md", "report.html"])
+def test_files_of_others_are_not_replaced_by_a_report(here: None, name: str) -> None:
+    Path("mine").mkdir()
+    Path("mine", name).write_text("{}\n")
+    assert refused(*REPORT, "mine") == (
+        f"error: mine/{name} exists, and find did not write it; name another folder, or remove it\n"
+    )
+
+
+def test_a_report_is_replaced_by_the_next_one_of_its_folder(here: None) -> None:
+    for text in ("hello", "world"):
+        assert run_here("find", "corpus", "--text", text, "-n", "5", "--out", "report").returncode == 0
+        assert text in Path("report/report.md").read_text()
 
 
 @pytest.mark.parametrize("out", ["web.bin", "web.bin/x"])

@@ -128,7 +128,8 @@ def test_expressions_see_the_length_of_documents(tmp_path: Path) -> None:
 def test_fractions_are_a_keyed_choice(folder: Path, tmp_path: Path) -> None:
     repeat = "case when score > 0.5 then 2.5 else 1 end"
     found = [
-        counts(folder, tmp_path / "a.view", "--repeat", repeat, "--seed", seed) for seed in ("1", "1", "2")
+        counts(folder, tmp_path / f"{number}.view", "--repeat", repeat, "--seed", seed)
+        for number, seed in enumerate(("1", "1", "2"))
     ]
     assert (found[0] == found[1]).all()
     assert (found[0] != found[2]).any()
@@ -170,7 +171,7 @@ def test_lists_choose_and_take_out_by_number_or_key(folder: Path, tmp_path: Path
     assert (counts(folder, tmp_path / "a.view", "--documents", listed, "--without", gone) == expected).all()
     gone.write_text("doc-17\ndoc-3\n")
     expected = ~np.isin(np.arange(NUM), [3, 17])
-    assert (counts(folder, tmp_path / "a.view", "--without", gone, "--key", "id") == expected).all()
+    assert (counts(folder, tmp_path / "b.view", "--without", gone, "--key", "id") == expected).all()
 
 
 def test_lists_need_no_metadata(tmp_path: Path) -> None:
@@ -315,8 +316,8 @@ def test_no_column_and_no_folder_stands_in_for_another(tmp_path: Path) -> None:
     (tmp_path / "without").write_text("k3\n")
     table = {"id": ids, "#document": list[object](range(19, -1, -1)), "lang": ids}
     folder = written(tmp_path / "lang=en", table)
-    out = tmp_path / "a.view"
     for options in (("--without", tmp_path / "without", "--key", "id"), ("--where", "lang != 'k3'")):
+        out = tmp_path / f"{len(options)}.view"
         assert create(folder, out, *options).returncode == 0
         with ViewFile(out) as view:
             assert np.flatnonzero(view.decoded(0, 20) == 0).tolist() == [3]
