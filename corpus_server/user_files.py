@@ -79,6 +79,27 @@ def read_small_file(path: Path, *, max_bytes: int = MAX_BYTES) -> tuple[str, os.
     return content.removeprefix(codecs.BOM_UTF8).decode(), about
 
 
+def read_given(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
+    """Return the UTF-8 text of a file, or of a pipe while somebody writes into it, as `<(...)` of a shell.
+
+    For what a command reads once. Never waits for a writer to come, as opening a named pipe does.
+
+    Raises an OSError if it is too large, a device, or a pipe into which nobody writes.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(fd, "rb") as file:  # noqa: PTH123
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISCHR(mode) and not os.isatty(fd):  # /dev/zero has no end
+            raise OSError(errno.EINVAL, "expected a file, found a device", str(path))
+        os.set_blocking(fd, True)
+        content = file.read(max_bytes + 1)
+    if stat.S_ISFIFO(mode) and not content:
+        raise OSError(errno.EINVAL, "expected a file, found a pipe into which nobody writes", str(path))
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"expected at most {max_bytes} bytes, found more", str(path))
+    return content.removeprefix(codecs.BOM_UTF8).decode()
+
+
 def is_lfs_pointer(head: bytes) -> bool:
     """Tell whether a file begins as the note that Git LFS leaves in place of a large file."""
     return head.startswith(b"version https://git-lfs")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from re import fullmatch
 
+from corpus_server.cli.common import read_text
 from corpus_server.cli.server import Asked, Server
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
@@ -25,7 +26,9 @@ def asked_about(
         url: of a server; None: the corpora of `specs` are asked.
         state_dir: of the server that kept the plan, where no server is asked.
     """
-    document = Path(plan).read_bytes() if Path(plan).is_file() else None
+    document = None
+    if Path(plan).exists() and not Path(plan).is_dir():
+        document = read_text(Path(plan), "plan").encode()
     if document is None and not fullmatch("[0-9a-f]{1,64}", plan):
         raise InvalidParameter.expected("plan", "a file, or the beginning of a plan's id", plan)
     if url is not None:

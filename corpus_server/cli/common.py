@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,12 +19,14 @@ from rich.table import Column, Table
 
 from corpus_server.corpus_spec import HUB, OPTIONS, CorpusSpec
 from corpus_server.errors import InvalidParameter
+from corpus_server.user_files import read_given, reason_of
 
 if TYPE_CHECKING:
     from corpus_server.corpus.corpus import Corpus
     from corpus_server.corpus.progress import Progress as Report
 
 DAMAGED = 1
+MAX_PLAN_BYTES = 64 << 20  # as a server takes it
 _WIDE = 10_000  # columns
 
 
@@ -151,12 +155,14 @@ def split_names(what: str, text: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def read_text(file: typer.FileText, parameter: str) -> str:
-    """Return what a file or standard input holds; the parameter named it."""
+def read_text(file: Path, parameter: str) -> str:
+    """Return what a file or a pipe holds, or standard input, which is `-`; the parameter named it."""
     try:
-        return file.read()
+        return sys.stdin.read() if str(file) == "-" else read_given(file, max_bytes=MAX_PLAN_BYTES)
     except UnicodeDecodeError as error:
-        raise InvalidParameter(f"{file.name} is not UTF-8 text: {error}", parameter=parameter) from error
+        raise InvalidParameter(f"{file} is not UTF-8 text: {error}", parameter=parameter) from error
+    except OSError as error:
+        raise InvalidParameter(f"{file} cannot be read: {reason_of(error)}", parameter=parameter) from error
 
 
 def print_json(value: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -164,7 +165,7 @@ def load(
 @app.command()
 def make(
     document: Annotated[
-        typer.FileText,
+        Path,
         typer.Argument(help="A plan as JSON, whose stages may say epochs; - for standard input."),
     ],
     url: Annotated[str | None, typer.Argument(metavar="URL", help="A server that has the corpora.")] = None,
@@ -212,7 +213,7 @@ def _epochs(used: dict[str, Any]) -> str:
 def import_(
     trainer: Annotated[Trainer, typer.Argument(help="Whose configuration it is.")],
     file: Annotated[
-        typer.FileText,
+        Path,
         typer.Argument(help="Megatron's arguments or blend; else JSON or YAML; - for standard input."),
     ],
     seq_len: Annotated[int | None, typer.Option(help="Inputs per row, instead of the file's.")] = None,

@@ -15,18 +15,26 @@ import typer
 from rich.filesize import decimal
 
 from corpus_server.admission.request import ANYONE
-from corpus_server.cli.common import CORPUS_HELP, AsJson, fetched_if_needed, note, print_json, progress
+from corpus_server.cli.common import (
+    CORPUS_HELP,
+    MAX_PLAN_BYTES,
+    AsJson,
+    fetched_if_needed,
+    note,
+    print_json,
+    progress,
+)
 from corpus_server.cli.files import Files
 from corpus_server.corpus_spec import CorpusSpec
-from corpus_server.errors import InvalidParameter, counted
+from corpus_server.errors import InvalidParameter, InvalidPlan, counted
+from corpus_server.plan_store.saved import read_saved
 from corpus_server.readers.filling import fill, needed
 from corpus_server.responses.service import Service
 from corpus_server.settings import Settings
-from corpus_server.tools.exchange import load_plan, read_plan
-from corpus_server.user_files import read_small_file, reason_of
+from corpus_server.tools.exchange import load_plan
+from corpus_server.user_files import read_given, reason_of
 from corpus_server.work import Budget
 
-_MAX_PLAN_BYTES = 64 << 20  # as a server takes it
 _USUAL_RATE = 100e6  # bytes per second, of which a dry run tells the time
 
 
@@ -96,10 +104,14 @@ def _steps(text: str) -> range:
 def _known(file: Path, files: Files) -> str:
     """Make a plan known, and return its id."""
     try:
-        text, _ = read_small_file(file, max_bytes=_MAX_PLAN_BYTES)
+        text = read_given(file, max_bytes=MAX_PLAN_BYTES)
         is_saved = "kind" in json.loads(text)
     except (OSError, ValueError, TypeError) as error:
         raise InvalidParameter(f"{file} is no plan: {reason_of(error)}", parameter="plan") from error
-    if is_saved:
-        return load_plan(read_plan(str(file), note), files.ask)
-    return str(files.ask("/v1/plans", text.encode())["id"])
+    if not is_saved:
+        return str(files.ask("/v1/plans", text.encode())["id"])
+    try:
+        saved = read_saved(text)
+    except InvalidPlan as error:
+        raise error.in_file(str(file)) from error
+    return load_plan(saved, files.ask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +17,7 @@ from corpus_server.tools.importing import OwnOrder, import_plan, trainer_of
 
 def what(
     config: Annotated[
-        typer.FileText,
+        Path,
         typer.Argument(help="Megatron's arguments, as on its command line; else JSON or YAML; - for stdin."),
     ],
     step: Annotated[int, typer.Option(min=0, help="First training step.")],

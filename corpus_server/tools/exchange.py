@@ -22,7 +22,7 @@ from corpus_server.errors import (
 )
 from corpus_server.plan_store.saved import SavedPlan, read_saved
 from corpus_server.tools.hub import Say, snapshot
-from corpus_server.user_files import read_small_file
+from corpus_server.user_files import read_given, reason_of
 
 MAX_BYTES: Final = 256 * 2**20
 """Of a saved plan. A chain of 100,000 stages of 64 sources has about 200 MB."""
@@ -47,11 +47,11 @@ def read_plan(where: str, say: Say) -> SavedPlan:
         elif (match := HUB.match(where)) is not None:
             text = _from_hub(where, match[0], where[match.end() :].strip("/"), say)
         else:
-            text, _ = read_small_file(Path(where), max_bytes=MAX_BYTES)
+            text = read_given(Path(where), max_bytes=MAX_BYTES)
     except UnicodeDecodeError as error:
         raise InvalidParameter(f"{where} is not UTF-8 text: {error}", parameter="file") from error
     except OSError as error:
-        raise InvalidParameter(f"{where}: {error.strerror or error}", parameter="file") from error
+        raise InvalidParameter(f"{where}: {reason_of(error)}", parameter="file") from error
     try:
         return read_saved(text)
     except InvalidPlan as error:

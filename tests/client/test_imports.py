@@ -11,7 +11,7 @@ from tests.serving import ROOT
 PACKAGE = ROOT / "client" / "corpus_client"
 
 LEVELS = (
-    {"errors", "user_json"},
+    {"errors", "user_files"},
     {"observe"},
     {"network"},
     {"plan"},

@@ -23,6 +23,7 @@ from corpus_client import errors
 from corpus_client.network.endpoint import HOST_AND_PORT, MAX_SOCKET_PATH_BYTES, URL_FORMS
 from corpus_client.network.options import Network
 from corpus_client.network.own_server import OwnServer
+from corpus_client.user_files import read_text
 
 CorpusPath = str | os.PathLike[str]
 
@@ -195,7 +196,7 @@ def _state_dir(arguments: Sequence[str], folder: Path) -> list[str]:
     """
     tables: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # which the server reports
-        tables = tomllib.loads(Path(arguments[1]).read_text("utf-8")) if arguments[0] == "--config" else {}
+        tables = tomllib.loads(read_text(arguments[1])) if arguments[0] == "--config" else {}
     said = tables.get("server", {})
     if given := [name for name in ("uds", "while_locked") if name in said]:
         raise errors.InvalidArgument(

@@ -12,6 +12,7 @@ from numbers import Real
 from pathlib import Path
 
 from corpus_client import errors
+from corpus_client.user_files import read_text
 
 Auth = str | os.PathLike[str] | Callable[[], str]
 """A bearer token, the file that holds it, or a function that returns it."""
@@ -129,14 +130,18 @@ class Network:
 
     def tls_context(self) -> ssl.SSLContext:
         """Make what https needs: authorities to trust, and this client's certificate if it has one."""
+        given = [each for name in TLS_FILES if (each := getattr(self, name)) is not None]
         try:
+            for each in given:  # OpenSSL would wait for the writer of a named pipe
+                if Path(each).exists() and not Path(each).is_file():
+                    raise OSError(f"{os.fspath(each)} is no regular file")
             context = ssl.create_default_context(cafile=self.ca_file)
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file)
         except (OSError, ssl.SSLError) as error:
-            files = [str(each) for name in TLS_FILES if (each := getattr(self, name)) is not None]
             raise errors.InvalidArgument(
-                f"ca_file, cert_file and key_file must be PEM files, got {', '.join(files)}: {error}"
+                f"ca_file, cert_file and key_file must be PEM files, got "
+                f"{', '.join(map(str, given))}: {error}"
             ) from error
         return context
 
@@ -194,7 +199,7 @@ class Credentials:
             status = Path(path).stat()
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp != self._stamp:
-                self._from_file = Path(path).read_text("utf-8").strip() or self._from_file
+                self._from_file = read_text(path).strip() or self._from_file
                 self._stamp = stamp
         except (OSError, UnicodeDecodeError) as error:
             # While it is being replaced the file may be missing or empty: the last token may still do.

@@ -7,14 +7,13 @@ import json
 import os
 from collections.abc import Mapping
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 from corpus_client import errors
 from corpus_client.network import chain
 from corpus_client.network.control import BoundPlan
 from corpus_client.plan.schedule import MAX_STEP as MAX_STEP
-from corpus_client.user_json import parse_json
+from corpus_client.user_files import parse_json, read_text
 
 STAGE_FIELDS = ("mixture", "global_batch_size", "seq_len", "exclude")
 
@@ -44,7 +43,7 @@ def requested_plan(plan: PlanArgument | None = None, **parts: Any) -> Mapping[st
         )
     if isinstance(plan, str | os.PathLike):
         try:
-            plan = parse_json(Path(plan).read_text(encoding="utf-8"))
+            plan = parse_json(read_text(plan))
         except OSError as error:
             raise errors.InvalidArgument(
                 f"plan must be a plan document or the path of one, got {str(plan)!r}: {error.strerror}"

@@ -16,7 +16,7 @@ import typer
 from corpus_client import __version__, errors
 from corpus_client.network.options import Network
 from corpus_client.tools import merkle, report
-from corpus_client.user_json import parse_json
+from corpus_client.user_files import parse_json, read_text
 
 if TYPE_CHECKING:
     from corpus_client.arrays import ArrayLoader
@@ -157,7 +157,7 @@ def _are_steps(steps: Any) -> bool:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """Return the object in a JSON file; `what` it should be, for the error."""
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = parse_json(read_text(path))
     except OSError as error:
         raise errors.InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -26,7 +26,7 @@ from corpus_client.tools.bill_file import (
     read_json,
     read_leaves,
 )
-from corpus_client.user_json import parse_json
+from corpus_client.user_files import parse_json, read_text
 
 if TYPE_CHECKING:
     from corpus_client.arrays import ArrayLoader
@@ -209,7 +209,7 @@ def _by_place(paths: Sequence[Path]) -> dict[tuple[int, int], list[tuple[int, st
     found: dict[tuple[int, int], list[tuple[int, str, str]]] = {}
     for path in paths:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = read_text(path).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
             raise errors.InvalidArgument(f"{path} cannot be read: {why}") from error

@@ -23,9 +23,10 @@ from corpus_server.errors import InvalidParameter
 from corpus_server.pieces import Int64Array
 from corpus_server.tools.viewing.make import make_view
 from corpus_server.tools.viewing.metadata import Metadata
-from corpus_server.user_files import read_regular, reason_of
+from corpus_server.user_files import read_given, reason_of
 
 _FRACTION_BITS: Final = 53
+_MAX_LIST_BYTES: Final = 1 << 34  # of 10^9 documents
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +183,7 @@ def read_list(what: str, path: Path, num_documents: int) -> Int64Array:
 
 def _lines(what: str, path: Path) -> list[str]:
     try:
-        lines = [line.strip() for line in read_regular(path).decode().splitlines()]
+        lines = [line.strip() for line in read_given(path, max_bytes=_MAX_LIST_BYTES).splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = reason_of(error) if isinstance(error, OSError) else "is not UTF-8 text"
         raise InvalidParameter(f"--{what}: {path}: {why}", parameter=what) from error
