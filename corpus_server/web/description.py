@@ -32,7 +32,8 @@ Token responses carry `Corpus-Shape`, `Corpus-Dtype`, `Corpus-Plan`, `Corpus-Che
 `Content-Length`. The checksum is `xxh3-64=` and 16 hex digits over the body, or `xxh3-64=tail` where the last
 8 bytes of the body are the digest.
 
-Errors are problem documents (RFC 9457) with a stable `type`. Unknown and repeated parameters are refused.
+Errors are problem documents (RFC 9457) with a stable `type`. Unknown and repeated parameters are refused, but
+by `/healthz`, `/readyz`, `/metrics` and `/v1/access`: probes, scrapers and proxies add their own.
 `docs/http.md` of the project is the whole contract, with limits and rules for retries.
 """
 
@@ -42,9 +43,12 @@ _DRESS = {
     "<body>": '<a class="back" href="/">corpus-server: corpora, plans, live</a>',
 }
 
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    422: {"model": Problem, "description": "A parameter is outside its range."},
+_ASKED: dict[int | str, dict[str, Any]] = {
+    422: {"model": Problem, "description": "A parameter is unknown, or outside its range."},
     404: {"model": Problem, "description": "Known to be absent."},
+}
+"""Of routes that take parameters."""
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
     503: {"model": Problem, "description": "A shard changed, the disk failed, or the server is busy."},
     "default": {"model": Problem, "description": "Every other refusal, and every failure of the server."},
 }
@@ -62,12 +66,13 @@ def described() -> FastAPI:
     for path in ("/docs", "/redoc"):
         app.add_route(path, _dressed(_taken(app, path).endpoint), include_in_schema=False)
     for route in ROUTES:
-        options = {**route.described, "responses": {**_PROBLEMS, **route.described.get("responses", {})}}
+        problems = {**(_ASKED if route.types else {}), **_PROBLEMS}
+        options = {**route.described, "responses": {**problems, **route.described.get("responses", {})}}
         app.add_api_route(route.path, _endpoint(route), methods=[route.method], **options)
     for operations in app.openapi()["paths"].values():
         for operation in operations.values():
             # FastAPI describes a model under the media type of the route's own response.
-            for status in map(str, _PROBLEMS):
+            for status in {*map(str, (*_ASKED, *_PROBLEMS))} & {*operation["responses"]}:
                 content = operation["responses"][status]["content"]
                 operation["responses"][status]["content"] = {PROBLEM_TYPE: next(iter(content.values()))}
     body = JSONResponse(app.openapi()).body  # spelled once: 3 ms, for which the event loop would stand still
