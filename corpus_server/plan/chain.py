@@ -161,7 +161,7 @@ class Continued(Plan):
             raise InvalidPlan.expected("stages[0].from_step", accepted, first)
         stages = parent.checked_parts(link.stages)
         known = set(parent.sources)
-        for number, stage in enumerate(stages):
+        for number, stage in enumerate(link.stages):
             known.update(stage.mixture)
             if strangers := sorted(set(stage.exclude) - known):
                 accepted = "sources of the plan up to this stage"

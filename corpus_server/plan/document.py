@@ -168,14 +168,14 @@ class Plan(Declared):
         _require_bindable(len(self.stages), len(self.stages) * len(self.sources))
         for number, stage in enumerate(self.stages):
             self.require_sources(f"stages[{number}].exclude", stage.exclude)
-        check_ranges([stage.exclude for stage in self.stages if stage.exclude])
+        check_ranges([stage.exclude for stage in checked if stage.exclude])
         self.require_sources("fingerprints", self.fingerprints)
         if self.rows.is_permuted and not permutes(self.order):
             permuting = ", ".join({each.name: 0 for each in ORDERS if permutes(each)})
             accepted = f"an order that permutes rows ({permuting}) with rows {self.rows.name}"
             raise InvalidPlan.expected("order", accepted, self.order.name)
         if self.family is not None:
-            check_family(self.order, self.rows, self.stages)
+            check_family(self.order, self.rows, checked)
         self.rows.check(seq_len=self.seq_len, stride=self.stride, stages=self.stages)
         self.lengths_with((), checked)
         order, stride = self.order.settle(
@@ -190,8 +190,10 @@ class Plan(Declared):
         return tuple(starmap(self._checked_parts, enumerate(stages)))
 
     def _checked_parts(self, number: int, stage: Stage) -> Stage:
+        # One spelling, so that equal plans have one id.
+        stage = replace(stage, exclude={name: its for name, its in stage.exclude.items() if its})
         if stage.seq_len is None or stage.seq_len == self.seq_len:
-            return replace(stage, seq_len=None)  # one spelling, so that equal plans have one id
+            return replace(stage, seq_len=None)
         num_parts, rest = divmod(self.seq_len, stage.seq_len)
         if rest:
             accepted = f"a divisor of the plan's seq_len {self.seq_len}"

@@ -27,8 +27,8 @@ def _exclude(what: str, value: object) -> dict[str, Ranges]:
     found = {} if value is None else value
     if not isinstance(found, Mapping):
         raise InvalidPlan(f"{what} must map corpus names to ranges", parameter=what)
-    taken = {name: _RANGES.take(f"{what}.{name}", found[name]) for name in sorted(found)}
-    return {name: its for name, its in taken.items() if its}
+    # A name without ranges stays until it is known to be one of the plan's, see `Plan.checked_parts`.
+    return {name: _RANGES.take(f"{what}.{name}", found[name]) for name in sorted(found)}
 
 
 _RANGES: Final = ranges()

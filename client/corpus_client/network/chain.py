@@ -119,7 +119,8 @@ def line_of(
         sources: of the plan before it.
         more: fingerprints, and digests of documents, of sources that it adds.
     """
-    exclude = {"exclude": stage["exclude"]} if stage.get("exclude") else {}
+    excluded = {name: its for name, its in (stage.get("exclude") or {}).items() if its}
+    exclude = {"exclude": excluded} if excluded else {}
     if shape == before and not exclude and set(units) <= set(sources):
         last = max(number for number, name in enumerate(sources) if name in units)
         return _text([stage["from_step"], *(units.get(name, 0) for name in sources[: last + 1])])

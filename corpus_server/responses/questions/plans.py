@@ -13,6 +13,7 @@ from corpus_server.admission.request import RequestHead
 from corpus_server.corpus.files import OpenFile
 from corpus_server.corpus.shards import contents
 from corpus_server.described import described
+from corpus_server.errors import InvalidParameter
 from corpus_server.plan.questions.usage import SourceUsage, count_usage
 from corpus_server.plan_store.links import chain
 from corpus_server.plan_store.saved import SAVED_KIND, SAVED_VERSION
@@ -42,7 +43,7 @@ class UsageQuery(StepQuery):
     since: Step = 0
     """Training step to count from."""
     num_steps: Step | None = None
-    """Steps of the whole run; the response has as `planned` what they use."""
+    """Steps of the whole run, at least `step`; the response has as `planned` what they use."""
 
 
 class DiffQuery(QueryParameters):
@@ -279,6 +280,9 @@ def usage(
 ) -> Response:
     """Return what training saw of each source before a step, or between two, and what it skipped."""
     bound, since, step = service.plan(plan_id, request.caller, budget), query.since, query.step
+    if query.num_steps is not None and query.num_steps < step:
+        accepted = f"at least step, which is {step}: the steps of the whole run"
+        raise InvalidParameter.expected("num_steps", accepted, query.num_steps)
     headers = plan_headers(bound, request, f"usage.{since}.{step}.{query.num_steps}")
     used = count_usage(bound.sampler, since, step, budget)
     planned = None if query.num_steps is None else count_usage(bound.sampler, 0, query.num_steps, budget)

@@ -96,6 +96,7 @@ def test_what_a_plan_answers_is_an_immutable_resource(
         ({"step": 3, "since": 4}, "since"),
         ({"step": 3, "since": -1}, "since"),
         ({"step": 3, "until": 4}, "until"),
+        ({"step": 3, "num_steps": 2}, "num_steps"),
     ],
     ids=str,
 )
@@ -105,6 +106,37 @@ def test_bad_questions_are_refused(
     check_problem(
         server.get(f"/v1/plans/{plan_id}/usage", **query), 422, "invalid-parameter", parameter=parameter
     )
+
+
+def excluding(excluded: dict[str, list[list[int]]], **more: Any) -> dict[str, Any]:
+    """A plan whose last stage excludes this instead."""
+    first, last = PLAN["stages"]
+    return {**PLAN, **more, "stages": [first, {**last, "exclude": excluded}]}
+
+
+@pytest.mark.parametrize("more", [{}, {"num_steps": 30, "skip_steps": []}], ids=["plan", "draft"])
+def test_a_list_of_no_ranges_excludes_nothing_and_names_a_source(
+    server: RunningServer, more: dict[str, Any]
+) -> None:
+    """A mistyped name is one, too, where a script found nothing to exclude."""
+    ids = {server.post_plan(excluding(each, **more)).json()["id"] for each in ({}, {"web": []})}
+    assert len(ids) == 1
+    for excluded in ({"stranger": []}, {"web": [[1, 2]], "stranger": []}):
+        document = check_problem(
+            server.post_plan(excluding(excluded, **more)), 422, "invalid-plan", parameter="stages[1].exclude"
+        )
+        assert "stages[1].exclude names ['stranger'], which no mixture of the plan uses" in document["detail"]
+
+
+def test_a_decision_excludes_of_sources_of_the_plan_alone(server: RunningServer, plan_id: str) -> None:
+    stage = {"from_step": 50, "global_batch_size": 12, "mixture": {"web": 1}}
+
+    def decided(excluded: dict[str, list[list[int]]]) -> Any:
+        return server.post_plan({"parent": plan_id, "stages": [{**stage, "exclude": excluded}]})
+
+    assert decided({"web": []}).json()["id"] == decided({}).json()["id"]
+    document = check_problem(decided({"stranger": []}), 422, "invalid-plan", parameter="stages[0].exclude")
+    assert "stranger" in document["detail"]
 
 
 def test_usage_of_an_unknown_plan(server: RunningServer) -> None:
