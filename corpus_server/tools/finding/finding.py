@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.progress import Progress
+from corpus_server.corpus.views import View, open_corpus
 from corpus_server.corpus_spec import CorpusSpec
 from corpus_server.errors import InvalidParameter
 from corpus_server.read.text import decode_known
 from corpus_server.tools.finding.decoded import DecodedText, compared, where_compared
+from corpus_server.tools.finding.held import held_runs
 from corpus_server.tools.finding.items import EncodeBatch, Encoded, Items, Text, encode
 from corpus_server.tools.finding.ngrams import NGrams
 from corpus_server.tools.finding.scan import STRETCH_TOKENS, Scan
@@ -123,7 +125,7 @@ def default_n(corpora: Sequence[Corpus], *, by_text: bool) -> tuple[int, list[st
 
 @contextmanager
 def opened(specs: Sequence[CorpusSpec]) -> Iterator[list[Corpus]]:
-    """Open corpora; of a view the corpus that it is of."""
+    """Open corpora; of a view the corpus that it is of, in whose numbers all is told."""
     with ExitStack() as stack:
         yield [stack.enter_context(Corpus.open(_of_files(spec))) for spec in specs]
 
@@ -140,13 +142,14 @@ def find(
     """Look for all items in a corpus.
 
     Args:
-        spec, corpus: see `opened`.
+        spec, corpus: see `opened`. Of a view what counts is what stands in documents that it holds.
         work: a folder that keeps what is done, if the pass is interrupted; it must be there.
 
     Raises:
         TextUnavailable: there are texts, and the corpus has no tokenizer.
         InvalidParameter: there is too much to look for, or to list.
     """
+    is_held = _is_held(spec)
     text = DecodedText.of(corpus, progress) if wanted.by_text else None
     encoder, eot = _encoder(corpus, by_text=wanted.by_text), None if wanted.by_text else corpus.eot
     encoded = encode(wanted.items, encoder, corpus.name, eot)
@@ -170,6 +173,8 @@ def find(
         began = time.monotonic()
         runs = scan.runs(num_tokens, itemsize, num_processes=num_processes, progress=progress)
         seconds = time.monotonic() - began
+        if is_held is not None:
+            runs = held_runs(runs, wanted.n, corpus, is_held, text)
         spans = find_spans(
             runs, ngrams, encoded, corpus, min_share=wanted.min_share, num_places=wanted.num_places, text=text
         )
@@ -310,6 +315,15 @@ def _text(corpus: Corpus, tokens: Sequence[int]) -> str:
     """Return the text of tokens; their numbers, if the corpus has no tokenizer or it does not know one."""
     text = decode_known(corpus.tokenizer, tokens)
     return " ".join(map(str, tokens)) if text is None else text
+
+
+def _is_held(spec: CorpusSpec) -> NDArray[np.bool_] | None:
+    """Return which documents of its corpus a view holds; None of what is no view."""
+    if spec.view is None:
+        return None
+    with open_corpus(spec) as view:
+        assert isinstance(view, View)
+        return view.is_chosen()
 
 
 def _of_files(spec: CorpusSpec) -> CorpusSpec:

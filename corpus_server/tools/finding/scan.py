@@ -121,7 +121,7 @@ def scan_stretch(spec: CorpusSpec, table: Path, n: int, by_text: bool, number: i
             text.read(first, tokens)
         starts, grams = ngrams.find(tokens)
         if starts.size:
-            found.append(_runs(starts + first, ngrams.first(grams)))
+            found.append(runs_of(starts + first, ngrams.first(grams)))
     for shard in corpus.shards_of(start, stop) if text is None else corpus.shards:
         shard.file.check_unchanged()
     return number, _joined(np.concatenate(found)) if found else np.empty((0, 3), np.int64)
@@ -136,7 +136,7 @@ def _opened(
     return corpus, NGrams.load(table, n), DecodedText.load(table, corpus) if by_text else None
 
 
-def _runs(starts: NDArray[np.int64], first: NDArray[np.int64]) -> Runs:
+def runs_of(starts: NDArray[np.int64], first: NDArray[np.int64]) -> Runs:
     """Return n-grams as runs."""
     begins = np.flatnonzero((np.diff(starts, prepend=-2) != 1) | (np.diff(first, prepend=-2) != 1))
     return np.stack((starts[begins], first[begins], np.diff(begins, append=starts.size)), axis=1)

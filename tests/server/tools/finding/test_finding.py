@@ -318,6 +318,62 @@ def test_the_way_from_a_benchmark_to_a_corpus_without_it(web: Path, tmp_path: Pa
     assert made.returncode == 0, made.stderr
 
 
+@pytest.mark.parametrize("by", ["tokens", "text"])
+def test_documents_that_a_view_leaves_out_are_not_found_in_it(tmp_path: Path, by: str) -> None:
+    """After a take-down the question is whether the text is gone; the view has no token of it."""
+    phrase = "the same words stand in four documents of this corpus, once in each"
+    texts = [f"{number} {phrase} {number}" if number % 2 else f"nothing {number}" for number in range(8)]
+    (tmp_path / "web").mkdir()
+    np.frombuffer("".join(f"{text}\0" for text in texts).encode(), np.uint8).tofile(tmp_path / "web/0.bin")
+    made = run_here("index", f"{tmp_path / 'web'},eot=0,dtype=uint8")
+    assert made.returncode == 0, made.stderr
+    web = f"web={tmp_path / 'web'},dtype=uint8"
+    (tmp_path / "gone.txt").write_text("1\n5\n")
+    view = tmp_path / "clean.view"
+    made = run_here("view", "create", web, "--without", tmp_path / "gone.txt", "--out", view)
+    assert made.returncode == 0, made.stderr
+    clean = f"clean={tmp_path / 'web'}?view={view},dtype=uint8"
+    deny = tmp_path / "deny.txt"
+
+    def report_of(corpus: str, *texts: str) -> dict[str, Any]:
+        arguments = [argument for text in texts for argument in ("--text", text)]
+        deny.unlink(missing_ok=True)
+        done = run_here("find", corpus, *arguments, "--by", by, "--deny", deny, "--json")
+        assert done.returncode == 0, done.stderr
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def documents_of(report: dict[str, Any]) -> list[int]:
+        return [each for item in report["items"] for span in item["spans"] for each in span["documents"]]
+
+    only_gone = f"5 {phrase} 5"
+    assert documents_of(report_of(web, phrase)) == [1, 3, 5, 7]
+    report = report_of(clean, phrase)
+    assert documents_of(report) == [3, 7]
+    assert report["corpora"][0]["num_documents_found"] == 2
+    assert deny.read_text() == "3\n7\n"
+    (item,) = report_of(clean, only_gone)["items"]
+    assert item["share"] < 1, "its ends stand in a document that the view leaves out alone"
+    (tmp_path / "gone.txt").write_text("1\n3\n5\n7\n")
+    view.unlink()
+    made = run_here("view", "create", web, "--without", tmp_path / "gone.txt", "--out", view)
+    assert made.returncode == 0, made.stderr
+    report = report_of(clean, phrase)
+    assert (report["items"], report["exclude"], deny.read_text()) == ([], {"clean": []}, "")
+
+
+def test_find_refuses_a_view_of_another_corpus(tmp_path: Path) -> None:
+    for name, tokens in (("one", [1, 2, 0, 3, 0]), ("other", [1, 2, 0, 4, 0])):
+        (tmp_path / name).mkdir()
+        write_raw(tmp_path / name / "0.bin", tokens)
+        assert run_here("index", f"{tmp_path / name},eot=0").returncode == 0
+    view = tmp_path / "one.view"
+    assert run_here("view", "create", tmp_path / "one", "--repeat", "1", "--out", view).returncode == 0
+    done = run_here("find", f"x={tmp_path / 'other'}?view={view}", "--tokens", "1,2", "-n", "2")
+    assert done.returncode == 2
+    assert "is a view of corpus" in done.stderr
+
+
 def test_text_of_a_corpus_is_never_markup(web: Path, tmp_path: Path) -> None:
     text = (
         "*a* [b](http://c) www.d.e <script>alert(1)</script> | `rm -rf` | \u202e<img src=x onerror=alert(2)> "
