@@ -21,9 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.serving import environment
+from tests.serving import environment, wait_until
 
-MOUNT_SECONDS = 10.0
 ATTRIBUTES = ("st_mode", "st_size", "st_mtime", "st_atime", "st_ctime", "st_uid", "st_gid", "st_nlink")
 
 
@@ -66,11 +65,9 @@ def failing_disk(folder: Path) -> Iterator[FailingDisk]:
     words = ["-m", "tests.faults.failing_disk", *map(str, (source, mount, fault))]
     process = subprocess.Popen([sys.executable, *words], env=environment(), stdin=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + MOUNT_SECONDS
-        while not mount.is_mount():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the file system was not mounted; it says why above")
-            time.sleep(0.02)
+        wait_until(lambda: mount.is_mount() or process.poll() is not None, "no file system was mounted")
+        if process.poll() is not None:
+            raise RuntimeError("the file system was not mounted; it says why above")
         yield FailingDisk(mount, fault)
     finally:
         fault.write_text("")

@@ -39,7 +39,7 @@ def run_training(folder: Path, source: str | Path, local_root: str | Path, fault
     (folder / "runtime").mkdir(mode=0o700)
     own = {"XDG_RUNTIME_DIR": str(folder / "runtime"), "XDG_STATE_HOME": str(folder / "state")}
     words = [sys.executable, "-X", "faulthandler", "-c", TRAINING, *map(str, (source, local_root, fault))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment() | own)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment() | own)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -92,6 +92,6 @@ other.sum()
 def test_pages_of_others_end_the_process_as_before(tmp_path: Path) -> None:
     paths = [write_raw(tmp_path / f"{number}.bin", some_tokens(4096)) for number in range(2)]
     words = [sys.executable, "-X", "faulthandler", "-c", OTHERS, *map(str, paths)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment())
+    done = subprocess.run(words, capture_output=True, text=True, env=environment())
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "0 2\n"), done.stderr
     assert "Fatal Python error: Bus error" in done.stderr, "the handler that was there before"

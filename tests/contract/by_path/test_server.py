@@ -67,7 +67,7 @@ from corpus_client import ArrayLoader
 loader = ArrayLoader({str(corpora["web"].path)!r}, seq_len=16, global_batch_size=24)
 next(loader)
 if {way!r} == "forks" and os.fork() == 0:
-    time.sleep(20)
+    time.sleep(3600)
     os._exit(0)
 if {way!r} == "exits": sys.exit(3)
 if {way!r} == "raises": raise RuntimeError
@@ -77,7 +77,7 @@ if {way!r} in ("killed", "forks"): os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-c", script], env=environment(), stdout=subprocess.DEVNULL, check=False
     )
     assert done.returncode == {"exits": 3, "raises": 1, "killed": -9, "forks": -9}.get(way, 0)
-    wait_until(lambda: not runtime.servers(), "the server is left", 15)
+    wait_until(lambda: not runtime.servers(), "the server is left")
     for each in runtime.processes():  # the forked worker
         each.kill()
 

@@ -120,8 +120,8 @@ def test_a_refused_request_of_a_half_closed_connection_is_told_why(
 
 
 def test_bare_line_feeds_are_refused_at_once(server: RunningServer) -> None:
-    """Not after the time-out of a head, which they never end."""
-    with RawConnection(server, timeout=5) as connection:
+    """Not after the time-out of a head, which they never end: that is another refusal."""
+    with RawConnection(server) as connection:
         connection.send(b"GET /healthz HTTP/1.1\nHost: x\n\n")
         check_raw_problem(connection.read(), 400, "bad-request")
         assert connection.ended()
@@ -221,7 +221,7 @@ def test_a_plan_that_grows_costs_no_more_than_its_own_responses(server: RunningS
     ]
     plan = server.post_plan({"seq_len": 512, "seed": 1, "stages": stages}).json()["id"]
     process = psutil.Process(server.worker_pid)
-    rss, began = process.memory_info().rss, time.monotonic()
+    rss, before = process.memory_info().rss, sum(process.cpu_times()[:2])
     with RawConnection(server) as connection:
         for step in range(3):
             connection.send(get("/v1/batches", corpus="a", seq_len=1, batch_size=1, step=step))
@@ -230,16 +230,14 @@ def test_a_plan_that_grows_costs_no_more_than_its_own_responses(server: RunningS
             connection.send(get("/v1/batches", plan=plan, step=step))
             assert connection.read().status == 200
     assert process.memory_info().rss - rss < 60 * MIB
-    assert time.monotonic() - began < 5
+    assert sum(process.cpu_times()[:2]) - before < 1
 
 
 def test_a_chunk_of_any_size_is_refused_at_once(server: RunningServer) -> None:
     for size in (b"1000000000000000000", b"fffffffffffff"):  # 2^72; one that httptools takes
         with RawConnection(server) as connection:
             connection.send(get("/v1/plans", "Transfer-Encoding: chunked", method="POST"), size + b"\r\n")
-            began = time.monotonic()
-            assert connection.read().status in (400, 413)
-            assert time.monotonic() - began < 5
+            assert connection.read().status in (400, 413)  # after the time-out of a body it would be 408
 
 
 @pytest.mark.parametrize("lines", [("Content-Type: text/plain",), ("Content-Type: multipart/form-data",), ()])

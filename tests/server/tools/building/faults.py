@@ -28,7 +28,6 @@ def build(source: Path, out: Path, *options: str, **variables: str) -> subproces
         capture_output=True,
         text=True,
         env=env,
-        timeout=100,
         check=False,
     )
 

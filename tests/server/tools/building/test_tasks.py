@@ -57,7 +57,6 @@ def test_the_slurm_array_of_the_docs_gives_the_same_bytes(tmp_path: Path) -> Non
         env=environment(PATH=f"{binaries}{os.pathsep}{os.environ['PATH']}"),
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
