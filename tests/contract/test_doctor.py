@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
+from corpus_client.tools import report
 from corpus_client.tools.app import app
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
@@ -73,6 +76,21 @@ def test_all_is_well(server: RunningServer, path: Path) -> None:
         8 * 16 / bandwidth["measured"]["tokens_per_second"]
     )
     assert {"cores", "page-locking", "GPU"} <= set(checks)
+
+
+def test_a_server_that_is_silent_for_a_while_is_not_called_not_ready(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt takes a quarter of the time for a request: of a busy machine, a server may get less."""
+    monkeypatch.setattr(report, "RESPONSE_SECONDS", 8.0)
+    stopped = [psutil.Process(pid) for pid in (server.pid, *server.worker_pids())]
+    going_on = threading.Timer(3.0, lambda: [each.resume() for each in stopped])
+    for each in stopped:
+        each.suspend()
+    going_on.start()
+    code, checks = examined(server.url)
+    going_on.join()
+    assert (code, checks["server"][0]["status"]) == (0, "ok"), checks["server"]
 
 
 def test_data_that_comes_too_slowly_fails_with_a_cause_and_a_fix(server: RunningServer) -> None:

@@ -155,9 +155,15 @@ class Server:
         return self.endpoint.url
 
     def ask(self, question: Question[T]) -> T:
-        """Return its response."""
-        with closing(HttpClient(self.endpoint, self.network)) as client:
-            return client.ask(question)
+        """Return its response; one that is silent is asked again until the deadline: it may only be busy."""
+        deadline = time.monotonic() + self.network.deadline_seconds
+        while True:
+            with closing(HttpClient(self.endpoint, self.network)) as client:
+                try:
+                    return client.ask(question)
+                except errors.NoProgress:
+                    if time.monotonic() >= deadline:
+                        raise
 
 
 def look_at(endpoint: Endpoint, network: Network) -> tuple[Check, Server]:

@@ -151,7 +151,12 @@ def only(name: str, fault: stores.Fault) -> stores.Fault:
 def test_a_request_that_would_wait_too_long_is_told_when_to_come_again(
     served: Served, web: WebServer
 ) -> None:
-    web.fault = only("late", Faults(stores.after(4.0)))
+    comes = threading.Event()
+
+    def hold(reply: Reply) -> None:
+        comes.wait(60)
+
+    web.fault = only("late", Faults(hold))
     began = time.monotonic()
     # All slots of gather threads: whoever waits holds none.
     responses: list[Response] = []
@@ -167,6 +172,7 @@ def test_a_request_that_would_wait_too_long_is_told_when_to_come_again(
         assert 1 <= int(response.headers["Retry-After"]) <= 60
     assert time.monotonic() - began >= WAIT_SECONDS
     assert "never retrieved" not in served.server.log()
+    comes.set()
     assert served.is_right("late")
 
 
@@ -251,8 +257,9 @@ def test_a_loader_says_that_it_waits_for_the_bucket(
     with CorpusLoader(served.server.url, plan=plan, **SMALL) as loader:
         next(loader)
         stats = loader.stats()
-    assert stats.wait.cause == "bucket"
     assert seconds * 0.9 <= stats.wait.bucket <= stats.wait_seconds
+    # A busy machine may hold up the server, or the loader, for longer than the bucket does.
+    assert stats.wait.cause == "bucket" or stats.wait.bucket < stats.wait_seconds / 2
 
 
 def test_an_object_that_is_replaced_is_refused_until_the_server_is_restarted(
@@ -372,6 +379,7 @@ def test_a_loop_over_more_than_the_cache_never_waits_and_what_is_staged_is_seen(
     tmp_path: Path, bucket: Bucket, workers: RunningServer
 ) -> None:
     """Ten shards, room for five, groups of two: every window once, in spite of a server killed and restarted.
+    No request is told to come again since its extents are not there.
 
     What both workers share counts once, and what they find in the cache is told from what they fetch.
     """
@@ -407,23 +415,26 @@ def test_a_loop_over_more_than_the_cache_never_waits_and_what_is_staged_is_seen(
         assert set(live["plans"][0]["staging"]["unread_seconds"]) == {"web"}
         assert live["cache"]["max_bytes"] == CACHE_SHARDS * SHARD_BYTES
 
-    waits = []
+    def num_refused() -> float:
+        found = metrics(workers).items()
+        return sum(number for name, number in found if 'route="/v1/batches",status="503"' in name)
+
     with CorpusLoader(workers.url, plan=plan, **SMALL) as loader:
         batches = iter(loader)
         for step in range(num_steps):
-            began = time.monotonic()
             batch = next(batches)
-            waits.append(time.monotonic() - began)
             seen.append(np.concatenate([batch.inputs.numpy(), batch.targets.numpy()[:, -1:]], axis=1))
             time.sleep(0.005)
             if step == 20:
                 see()
             if step == num_steps // 2:
+                workers.wait_until_idle()
+                assert num_refused() == 0
                 workers.restart()
-        late = [round(wait, 2) for step, wait in enumerate(waits) if wait > 1.0 and step > 0]
     held = sum(path.stat().st_size for path in (tmp_path / "cache" / "extents").glob("*/*/*"))
     rows_seen = sorted(row.tobytes() for batch in seen for row in batch)
     assert rows_seen == sorted(row.tobytes() for row in windows(shards(NUM_SHARDS)))
     assert held <= CACHE_SHARDS * SHARD_BYTES
-    assert len(late) <= 1, late  # the restart
+    workers.wait_until_idle()
+    assert num_refused() == 0
     wait_until(lambda: metrics(workers)["corpus_found_bytes_total"] > 0)
