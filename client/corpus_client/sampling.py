@@ -17,6 +17,7 @@ from corpus_client.network.options import Network
 from corpus_client.network.replicas import Replicas
 from corpus_client.plan.document import integer
 from corpus_client.plan.hints import check_groups
+from corpus_client.staging.ring import find_device
 from corpus_client.staging.stager import STORED_DTYPES, widened
 
 RANDOM_STEPS = 2**40
@@ -137,7 +138,7 @@ def get_batch(
         raise errors.InvalidArgument(
             f"data must hold at least sequence_length + 1 = {sequence_length + 1} tokens, got {len(data)}"
         )
-    device = torch.device(device)
+    device = find_device(device)
     # Every call names its device: `torch.set_default_device` would send host memory and draws elsewhere.
     on_host = partial(torch.empty, batch_size, sequence_length + 1, dtype=dtype, device="cpu")
     try:

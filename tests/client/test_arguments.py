@@ -62,6 +62,8 @@ MakeLoader = Callable[..., CorpusLoader]
         ({"plan": {}}, "plan= must come without corpus, seq_len, global_batch_size"),
         ({"urls": []}, "urls must name at least one server"),
         ({"device": "meta"}, "device must be"),
+        ({"device": True}, "device must be 'cpu' or an accelerator that torch sees here, got 'True'"),
+        ({"device": [0]}, r"device must be 'cpu' or an accelerator that torch sees here, got '\[0\]'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

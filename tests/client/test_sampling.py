@@ -73,6 +73,11 @@ def test_memmap_and_odd_layouts(tmp_path: Path) -> None:
         assert x.min() >= 40_000
 
 
+def test_a_device_that_is_none_is_refused() -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"device must be 'cpu' or an accelerator .* got 'True'"):
+        get_batch(np.arange(99), 2, 8, device=True)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("num_tokens", [0, 1, 8])
 def test_too_short_data_says_how_much_is_needed(num_tokens: int) -> None:
     with pytest.raises(

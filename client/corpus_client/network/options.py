@@ -47,7 +47,8 @@ class Network:
         deadline_seconds: how long one request is tried, over all servers; no attempt takes more than a
             quarter of it.
         reach_seconds: how long a new loader tries to connect to any server at all: most often none was
-            started, or the URL is wrong. Default: 30, and 5 if all servers are on this host.
+            started, or the URL is wrong. At most `deadline_seconds`. Default: 30, and 5 if all servers are on
+            this host.
         progress_seconds: longest wait for the next byte before the request is sent again.
         in_flight: requests on the wire at a time; two hide the round trip.
         verify: whether each response carries a checksum and is compared with it.
@@ -78,6 +79,11 @@ class Network:
                 continue
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
                 raise errors.InvalidArgument(f"{name} must be above 0, got {value!r}")
+        if self.reach_seconds is not None and self.reach_seconds > self.deadline_seconds:
+            raise errors.InvalidArgument(
+                f"reach_seconds must be at most deadline_seconds, {self.deadline_seconds:g}, within which a "
+                f"request ends; raise both, got {self.reach_seconds:g}"
+            )
         if isinstance(self.in_flight, bool) or self.in_flight not in range(1, MAX_IN_FLIGHT + 1):
             raise errors.InvalidArgument(f"in_flight must be in [1, {MAX_IN_FLIGHT}], got {self.in_flight!r}")
         boolean("verify", self.verify)

@@ -118,6 +118,12 @@ class Placement:
             )
         if self.mesh is not None and (self.rank, self.world_size) != (None, None):
             raise errors.InvalidArgument("mesh and rank say the same; give one")
+        if self.mesh is not None and not hasattr(self.mesh, "mesh_dim_names"):
+            raise errors.InvalidArgument(f"mesh must be a DeviceMesh, got {self.mesh!r:.200}")
+        dims = self.data_dims
+        are_names = isinstance(dims, Sequence) and all(isinstance(each, str) for each in dims)
+        if dims is not None and not are_names:
+            raise errors.InvalidArgument(f"data_dims must name dimensions of the mesh, got {dims!r:.200}")
 
     def find(self) -> RankPart:
         """Return this process's part; asks torch.distributed and the environment where nothing is given."""

@@ -307,7 +307,7 @@ def find_device(named: str | torch.device | None, environ: Mapping[str, str] = o
     """
     try:
         device = _default_device() if named is None else torch.device(named)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         device = torch.device("meta")
     if device.type == "cpu":
         return device

@@ -55,6 +55,11 @@ BOTH = "auth= and an Authorization header say the same; give one"
         ({"headers": {"authorization": "Basic x"}, "auth": "y"}, BOTH),
         ({"headers": {"X": "a", "AUTHORIZATION": "Basic x"}, "auth": "y"}, BOTH),
         ({"deadline_seconds": "300"}, "deadline_seconds must be above 0, got '300'"),
+        (
+            {"reach_seconds": 301},
+            "reach_seconds must be at most deadline_seconds, 300, within which a request ends; raise both, "
+            "got 301",
+        ),
         ({"progress_seconds": None}, "progress_seconds must be above 0, got None"),
         ({"headers": [("X", "a")]}, "headers must be a mapping of names to values, got a list"),
         ({"headers": {7: "a"}}, "headers must be single lines of Latin-1, got 7"),
