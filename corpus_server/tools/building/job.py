@@ -26,6 +26,7 @@ from corpus_server.tools.building.manifest import Strict, read_json, write_json
 
 SHARD_TOKENS: Final = 100_000_000  # tokens; as FineWeb's and modded-nanogpt's shards
 TRAIN: Final = "train"
+TEXT_FIELD: Final = "text"  # holds the text of a record, if nobody says otherwise
 NO_MASK: Final = "none"  # stands for the fields of a mask where there is to be none
 MAX_IDS: Final = 1 << 32  # token ids lie below
 PARTS: Final = "parts"
@@ -90,7 +91,7 @@ class BuildOptions(Strict):
     """
 
     tokenizer: str | None
-    text_field: str = "text"
+    text_field: str = TEXT_FIELD
     column: str | None = None
     rows: Literal["documents", "packed"] | None = None
     chat: Chat | None = None

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Final
 
 from corpus_server.corpus.files import unreadable
-from corpus_server.tools.building.job import BuildOptions, Input, Part, Slice
+from corpus_server.errors import InvalidParameter
+from corpus_server.tools.building.job import TEXT_FIELD, BuildOptions, Input, Part, Slice
 from corpus_server.tools.building.kinds import packed, rows, samples, tables, text
 from corpus_server.tools.building.kinds.kind import COMPRESSED, Document, Kind, reading
 
@@ -81,11 +82,33 @@ def read_documents(part: Part, options: BuildOptions) -> Iterator[Document]:
                     yield document
 
 
+def check_text_fields(inputs: Iterable[Input], options: BuildOptions) -> None:
+    """Raise InvalidParameter if a field of text is named, and is read of no file."""
+    its_files: dict[str, list[Input]] = {}
+    for each in inputs:
+        its_files.setdefault(each.text_field or options.text_field, []).append(each)
+    for field, files in its_files.items():
+        if field == TEXT_FIELD:
+            continue
+        if (named := options.column if options.chat is None else options.chat.field) is not None:
+            why = f"documents are in {named!r}"
+        elif all(_kind(each.path) is text.TEXT for each in files):
+            why = f"{files[0].path} is plain text"
+        else:
+            continue
+        raise InvalidParameter(
+            f"no field {field!r} is read: {why}; leave it out (--text-field, ?text=, or --field of find)",
+            parameter="text_field",
+        )
+
+
 def check_first(inputs: Iterable[Input], options: BuildOptions) -> None:
     """Raise UnreadableCorpus if the first document of an input cannot be read, before hours of work.
 
     Where nobody says what rows of token ids are, the first rows of the first input must look like documents.
     """
+    inputs = tuple(inputs)
+    check_text_fields(inputs, options)
     is_first = True
     for each in inputs:
         if each.num_bytes:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from corpus_server.errors import InvalidParameter, TextUnavailable
 from corpus_server.tools.building.inputs import fetch_source, find_inputs
 from corpus_server.tools.building.job import BuildOptions
-from corpus_server.tools.building.sources import plan_parts, read_documents
+from corpus_server.tools.building.sources import check_text_fields, plan_parts, read_documents
 from corpus_server.tools.finding.ngrams import MAX_TOKENS
 from corpus_server.tools.hub import Say
 
@@ -85,6 +85,7 @@ def read_items(
         tokenizer="bytes", text_field=first, column=column, keep=tuple(others), eot=0, vocab_size=None
     )
     names, before, number = {each.path: each.name for each in inputs}, "", -1
+    check_text_fields(inputs, options)
     for part in plan_parts(inputs):
         for document in read_documents(part, options):
             document.check()

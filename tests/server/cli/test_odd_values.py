@@ -99,6 +99,37 @@ def test_a_report_is_replaced_by_the_next_one_of_its_folder(here: None) -> None:
         assert text in Path("report/report.md").read_text()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("a.txt", "--text-field", "body"),
+        ("a.txt?text=body", "texts.jsonl"),
+        ("texts.jsonl?text=text", "a.txt", "--text-field", "body"),
+    ],
+    ids=" ".join,
+)
+def test_a_field_of_plain_text_is_refused(here: None, words: tuple[str, ...]) -> None:
+    Path("a.txt").write_text("hello world")
+    said = refused("build", *words, "--tokenizer", "bytes", "--out", "new")
+    assert said.startswith("error: no field 'body' is read: ")
+    assert "a.txt is plain text; leave it out (--text-field, ?text=, or --field of find)" in said
+    said = refused("find", "corpus", "--items", "a.txt", "--field", "body")
+    assert said.startswith("error: no field 'body' is read: ")
+
+
+def test_a_field_of_text_is_refused_where_no_text_is_read(here: None) -> None:
+    words = ("--text-field", "body", "--column", "ids", "--eot", "0", "--out", "new")
+    assert "no field 'body' is read: documents are in 'ids'" in refused("build", "texts.jsonl", *words)
+
+
+def test_a_field_of_some_files_is_read(here: None) -> None:
+    """Where plain text stands beside files that have the field, it has an effect."""
+    Path("a.txt").write_text("hello world")
+    Path("b.jsonl").write_text('{"body": "hello"}')
+    words = ("--text-field", "body", "--tokenizer", "bytes", "--out", "new")
+    assert run_here("build", "a.txt", "b.jsonl", *words).returncode == 0
+
+
 @pytest.mark.parametrize("out", ["web.bin", "web.bin/x"])
 def test_a_report_that_can_have_no_folder_is_refused(here: None, out: str) -> None:
     assert f"{out} cannot be written: " in refused(*REPORT, out)
