@@ -25,6 +25,7 @@ import logging
 import math
 import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,6 +50,11 @@ _SIGN_BYTES: Final = 8
 _SEALED_SECONDS: Final = 10**9
 """Time of modification of every extent, which every file system can keep: whoever writes to one changes it,
 also while no server runs."""
+
+_OF_OTHERS: Final = (
+    "it is another user's: have all who share the folder read and write what is in it (chmod -R g+rwX), "
+    "or name another folder with --cache-dir"
+)
 
 _log = logging.getLogger("corpus_server")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -101,17 +107,32 @@ class Cache:
         try:
             for each in self._folders:
                 each.mkdir(parents=True, exist_ok=True)
+            self._permissions = folder.stat().st_mode & 0o777
             with self.locked() as lock:
                 self._empty_after_reboot()
+                self.share(*self._folders, *(folder / name for name in ("lock", "boot")))
                 self._count_again(lock)
                 self.limit_bytes = self._agreed(limit_bytes)
                 self._given_up = self._sign_file("given-up")
                 self._room_asked = self._sign_file("room-asked")
         except OSError as error:
+            remedy = "name a folder that can be written to with --cache-dir"
             raise UnreadableCorpus(
-                f"the cache folder {folder} cannot be used: {error.strerror}",
-                remedy="name a folder that can be written to with --cache-dir",
+                f"the cache folder {folder} cannot be used: {_said(error)}",
+                remedy=_OF_OTHERS if isinstance(error, PermissionError) and error.filename else remedy,
             ) from error
+
+    def share(self, *made: Path | int) -> None:
+        """Give files and folders that this process has made the permissions of the cache folder.
+
+        Otherwise the umask decides, and servers of several users who share the folder have different ones.
+        """
+        for each in made:
+            with suppress(PermissionError):  # another user made it
+                now = os.stat(each).st_mode  # noqa: PTH116 - some are descriptors
+                mine = self._permissions if stat.S_ISDIR(now) else self._permissions & 0o666
+                if now & 0o777 != mine:
+                    os.chmod(each, stat.S_IMODE(now) & ~0o777 | mine)  # noqa: PTH101
 
     def has(self, key: str) -> bool:
         """Tell whether an extent is there, whole."""
@@ -180,9 +201,9 @@ class Cache:
 
     def touch(self, key: str, *, planned: bool = True) -> None:
         """Note that an extent is wanted; if not `planned`, that it was until now."""
-        seconds = time.time() - (0 if planned else PLANNED_SECONDS)
-        with suppress(OSError):
-            os.utime(f"{self.extents}/{key}", (seconds, seconds))
+        then = time.time() - PLANNED_SECONDS
+        with suppress(OSError):  # only the user who made it may say another time than now
+            os.utime(f"{self.extents}/{key}", None if planned else (then, then))
 
     def discard(self, key: str) -> None:
         """Remove an extent that is not what it was when it was staged, unless somebody has it open."""
@@ -219,6 +240,7 @@ class Cache:
         """Note that an object is wrong, and take its extents away from everybody."""
         with suppress(OSError):  # a full disk: it is found out again
             self.mark(key).write_text(md5)
+            self.share(self.mark(key))
         for each in extents:
             self._revoke(each)
 
@@ -247,6 +269,7 @@ class Cache:
         """Return the descriptor of a file in which any process tells all others that something happened."""
         file = os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666)
         finalize(self, os.close, file)
+        self.share(self.folder / name)
         if os.fstat(file).st_size < _SIGN_BYTES:
             os.pwrite(file, bytes(_SIGN_BYTES), 0)  # now, while the disk has room
         return file
@@ -274,7 +297,9 @@ class Cache:
             with self.locked() as lock, ExitStack() as opened:  # nobody counts one that has no room
                 folder.mkdir(parents=True, exist_ok=True)
                 opened.callback(self._remove_unfinished, key)
+                self.share(folder.parent, folder)
                 file = opened.enter_context(publishing(folder / _NAME, durable=False))
+                self.share(file.fileno())
                 if self.has(key):  # to replace it would take it from whoever has it open
                     raise BlockingIOError(f"{key} is there")
                 self._make_room(lock, num_bytes, urgent=urgent)
@@ -300,8 +325,10 @@ class Cache:
             remedy = "make room on its disk, or give a smaller --cache-bytes"
             if not self.extents.is_dir():
                 remedy = "somebody removed the folder while the server used it: restart the server"
+            elif isinstance(error, PermissionError):
+                remedy = _OF_OTHERS
             raise CacheFull(
-                f"{num_bytes} bytes of an extent cannot be written to {self.folder}: {error.strerror}",
+                f"{num_bytes} bytes of an extent cannot be written to {self.folder}: {_said(error)}",
                 remedy=remedy,
             ) from error
 
@@ -320,6 +347,7 @@ class Cache:
         """
         file = os.open(self.folder / "limit", os.O_RDWR | os.O_CREAT, 0o666)
         finalize(self, os.close, file)
+        self.share(self.folder / "limit")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # somebody uses the folder
@@ -440,3 +468,9 @@ class _Lock:
     def add(self, num_bytes: int) -> None:
         """Add to the sum."""
         self.num_bytes += num_bytes
+
+
+def _said(error: OSError) -> str:
+    """Return what happened, and to which file if it was not allowed."""
+    denied = isinstance(error, PermissionError) and error.filename
+    return f"{error.strerror}: {os.fsdecode(error.filename)}" if denied else f"{error.strerror}"

@@ -196,6 +196,7 @@ class Mirror(Closing):
                 with publishing_folder(target) as folder, ThreadPoolExecutor(_THREADS, "open") as threads:
                     for _ in threads.map(lambda item: self._write(folder, *item), self._objects.items()):
                         pass
+                    self._cache.share(folder, *folder.rglob("*"))
             except BlockingIOError:  # another process makes it
                 time.sleep(_LOOK_SECONDS)
             except OSError:

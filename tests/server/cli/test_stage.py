@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,3 +141,54 @@ def test_mistakes_are_one_line(
     done = run_here("stage", *words, *more)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(("permissions", "umask"), [(0o2770, 0o077), (0o700, 0o022)])
+@pytest.mark.usefixtures("bucket")
+def test_what_is_staged_has_the_permissions_of_the_cache_folder(
+    tmp_path: Path, words: tuple[str, ...], permissions: int, umask: int
+) -> None:
+    """Servers of several users share a folder of their group, whatever their umasks."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(permissions)
+    done = subprocess.run(
+        command("stage", *words, "--steps", "0:10"),
+        env=environment(),
+        umask=umask,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = list(folder.rglob("*"))
+    assert {each.name for each in made} >= {"lock", "limit", "boot", "tokens", "0.bin"}
+    for each in made:
+        expected = permissions & (0o777 if each.is_dir() else 0o666)
+        assert each.stat().st_mode & 0o777 == expected, each
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize("closed", ["lock", "extents/*/*"])
+@pytest.mark.usefixtures("bucket")
+def test_what_another_user_keeps_to_himself_is_named(closed: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)  # that of pytest is root's alone
+        (folder := Path(name, "cache")).mkdir()
+        folder.chmod(0o777)
+        (plan := Path(name, "plan.json")).write_text(json.dumps(PLAN))
+        words = (*FILES, "--plan", str(plan), "--cache-dir", str(folder), "--steps", "0:1")
+        staged(*words)
+        for each in folder.glob(closed):
+            each.chmod(0o700)
+        become = "import os, corpus_server.cli.stage, obstore; os.seteuid(65534)"
+        done = subprocess.run(
+            command("stage", *words, prelude=become),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert f"Permission denied: {folder}/{closed.partition('*')[0]}" in done.stderr
+        assert "another user" in done.stderr
+        assert "make room" not in done.stderr
