@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,5 +81,9 @@ def test_killed_and_started_again_on_the_same_path_is_ridden_out(
 
 
 def test_nobody_there_is_an_error_that_names_the_url(path: Path) -> None:
-    with pytest.raises(errors.DeadlineExceeded, match=r"uds:///.*corpus 1\.sock.*No such file"):
-        make_loader(f"uds://{path}", deadline_seconds=0.3)
+    for seconds in (0.3, 20):  # the shorter time may be over before a busy machine has tried at all
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            make_loader(f"uds://{path}", deadline_seconds=seconds)
+        if "No such file" in str(caught.value):
+            break
+    assert re.search(r"uds:///.*corpus 1\.sock.*No such file", str(caught.value))

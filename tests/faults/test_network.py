@@ -21,7 +21,7 @@ from tests.client.conftest import num_descriptors
 from tests.conftest import ServedCorpus
 from tests.contract.conftest import make_loader, take
 from tests.faults.proxy import FaultProxy, Kind, NetworkFault, Schedule
-from tests.serving import RunningServer
+from tests.serving import RunningServer, wait_until
 
 SEED = int(os.environ.get("CORPUS_FAULT_SEED", "1"))
 NUM_FAULTS = 1000 if os.environ.get("CORPUS_SOAK_SECONDS") else 80
@@ -44,8 +44,7 @@ def test_each_fault_leaves_the_batches_exact(kind: Kind, real: RunningServer) ->
         expected = take(loader, 40)
     with ExitStack() as stack:
         proxy = stack.enter_context(FaultProxy(real.port, lambda: faults.pop() if faults else None))
-        # A quarter of the deadline is the longest that a silent server is waited for.
-        got = take(stack.enter_context(make_loader(proxy.url, deadline_seconds=4)), 40)
+        got = take(stack.enter_context(make_loader(proxy.url, progress_seconds=1.0)), 40)
     assert not faults
     _check_equal(got, expected)
 
@@ -58,7 +57,7 @@ def test_a_network_that_swallows_everything_is_an_error_at_the_deadline(real: Ru
         with pytest.raises(errors.DeadlineExceeded, match="deadline_seconds"):
             next(loader)
         waited = time.monotonic() - started
-    assert 0.9 * 3 <= waited <= 1.1 * 3 + 5  # a busy machine may take its time to wake a thread
+    assert 0.9 * 3 <= waited <= 30  # a busy machine may take its time to wake a thread
 
 
 def test_many_faults_leave_neither_threads_nor_descriptors(real: RunningServer) -> None:
@@ -76,11 +75,10 @@ def test_many_faults_leave_neither_threads_nor_descriptors(real: RunningServer) 
         threads, descriptors = threading.active_count(), num_descriptors()
         while sum(each.num_drawn for each in faults) < 0.9 * NUM_FAULTS:
             _check_equal(take(loader, 200), take(reference, 200))
-        time.sleep(0.2)
         assert loader.stats().num_retries > 0.5 * NUM_FAULTS, f"seed {SEED}"
-        assert threading.active_count() <= threads + 4, f"seed {SEED}"
+        wait_until(lambda: threading.active_count() <= threads + 4, f"threads are left, seed {SEED}")
         # Both sides of a connection through the proxy are descriptors of this process.
-        assert num_descriptors() <= descriptors + 16, f"seed {SEED}"
+        wait_until(lambda: num_descriptors() <= descriptors + 16, f"descriptors are left, seed {SEED}")
 
 
 def _check_equal(got: list[tuple[int, np.ndarray]], expected: list[tuple[int, np.ndarray]]) -> None:
