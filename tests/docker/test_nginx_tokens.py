@@ -102,6 +102,6 @@ def test_a_body_is_received_only_from_who_may_post_a_plan(site: Site) -> None:
     ):
         lines = [f"Content-Length: {2**24}"]
         lines += [] if token is None else [f"Authorization: Bearer {site.tokens.secrets[token]}"]
-        with RawConnection(site.proxy, timeout=10) as client:
+        with RawConnection(site.proxy) as client:
             client.send(get(path, *lines, method=method), b"x" * 2**20)
             check_raw_problem(client.read(), status, slug)

@@ -369,11 +369,9 @@ def test_a_port_in_use_ends_the_server(tmp_path: Path, workers: str) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        began = time.monotonic()
         state = tmp_path / "state"
         said = run("serve", path, "--port", port, "--workers", workers, "--state-dir", state, COLUMNS="20")
     assert said.returncode not in (0, None)
-    assert time.monotonic() - began < 30
     assert f"cannot listen on host 127.0.0.1, port {port}: Address already in use" in said.stderr
     assert "Traceback" not in said.stderr
     assert "is ready" not in said.stderr

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-import time
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -199,10 +199,10 @@ def test_a_published_folder_is_not_taken_for_the_one_aside(
 
 def test_those_who_write_a_folder_and_those_who_remove_it_meet_anywhere(tmp_path: Path) -> None:
     """A folder may be removed before its writer has locked it; each comes through or is told to wait."""
-    stop = time.monotonic() + 0.5
+    done = threading.Event()
 
     def remove() -> None:
-        while time.monotonic() < stop:
+        while not done.is_set():
             for stale in tmp_path.glob(".*"):
                 with contextlib.suppress(OSError):
                     fd = os.open(stale, os.O_RDONLY | os.O_DIRECTORY)
@@ -216,7 +216,7 @@ def test_those_who_write_a_folder_and_those_who_remove_it_meet_anywhere(tmp_path
 
     def write() -> int:
         written = 0
-        while time.monotonic() < stop:
+        for _ in range(20):
             with contextlib.suppress(BlockingIOError), publishing_folder(tmp_path / "a") as folder:
                 (folder / "b").write_bytes(b"whole")
                 written += 1
@@ -227,7 +227,10 @@ def test_those_who_write_a_folder_and_those_who_remove_it_meet_anywhere(tmp_path
 
     with ThreadPoolExecutor(3) as threads:
         removing = [threads.submit(remove) for _ in range(2)]
-        assert threads.submit(write).result() > 0
+        try:
+            assert threads.submit(write).result() > 0
+        finally:
+            done.set()
         for each in removing:
             each.result()
 

@@ -43,7 +43,7 @@ def right(step: int, count: int = 1) -> bytes:
 
 def ask(server: RunningServer, request: bytes) -> RawResponse:
     """Send a request over a connection of its own; also what is more than a socket takes."""
-    with RawConnection(server, timeout=10) as connection:
+    with RawConnection(server) as connection:
 
         def send() -> None:
             with contextlib.suppress(OSError):  # it may be refused before it was sent whole
@@ -55,7 +55,7 @@ def ask(server: RunningServer, request: bytes) -> RawResponse:
             return connection.read()
         finally:
             connection.close()
-            sender.join(10)
+            sender.join()
 
 
 SPELLINGS = {
@@ -163,7 +163,7 @@ NO_HTTP = {
 def test_what_is_no_http_is_refused_by_a_problem_document(
     server: RunningServer, nonsense: str, before: list[str]
 ) -> None:
-    with RawConnection(server, timeout=10) as connection:
+    with RawConnection(server) as connection:
         for path in before:
             connection.send(get(path))
             assert connection.read().status == 200
@@ -228,7 +228,7 @@ BROKEN_CHUNKS = [
 def test_broken_chunks_are_refused(server: RunningServer, plan_id: str, chunks: bytes, method: str) -> None:
     """Never silence: a client would wait for ever."""
     path = "/v1/plans" if method == "POST" else f"/v1/batches?plan={plan_id}&{KNOWN}&step=3"
-    with RawConnection(server, timeout=10) as connection:
+    with RawConnection(server) as connection:
         connection.send(get(path, "Transfer-Encoding: chunked", method=method) + chunks)
         response = connection.read()
         # A route that needs no body may have answered before the chunks came.

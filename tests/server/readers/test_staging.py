@@ -177,8 +177,8 @@ def test_requests_are_answered_while_planning_fails_which_is_logged_once(
     never = FakeExtent("never")
     never.may_go_on.clear()
     with pytest.raises(NotStaged):
-        want(stager, never, seconds=0.1).result(5)
-    assert want(stager, FakeExtent("b")).result(5) is None
+        want(stager, never, seconds=0.1).result(20)
+    assert want(stager, FakeExtent("b")).result(20) is None
     never.may_go_on.set()
     assert len(times) == 1
     broken.pieces = pieces  # type: ignore[method-assign]

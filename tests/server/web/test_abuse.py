@@ -175,7 +175,7 @@ def test_names_in_parameters_and_plans_are_not_found_either(server: RunningServe
 )
 def test_odd_bytes_in_a_target_end_in_a_4xx(server: RunningServer, target: bytes) -> None:
     pids = server.worker_pids()
-    with socket.create_connection(host_and_port(server.url), timeout=10) as connection:
+    with socket.create_connection(host_and_port(server.url), timeout=30) as connection:
         connection.sendall(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         received = b""
         while part := connection.recv(65536):
