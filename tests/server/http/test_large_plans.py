@@ -17,7 +17,7 @@ from tests.serving import RunningServer, check_problem
 LONGEST_SECONDS = 0.5
 """Of a small request. In the server's own process, parsing the document takes 0.85 s on a free core."""
 
-ATTEMPTS = 4
+ATTEMPTS = 12
 """A loaded machine may keep a small request waiting, too, but not each time."""
 
 
