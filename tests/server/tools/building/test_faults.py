@@ -22,7 +22,7 @@ from tests.serving import command, environment
 SOAK = bool(os.environ.get("CORPUS_SOAK_SECONDS"))
 NUM_KILLS = 50 if SOAK else 6
 # Each build starts three interpreters, which takes seconds on a busy machine.
-pytestmark = pytest.mark.timeout(1200 if SOAK else 300)
+pytestmark = pytest.mark.timeout(1200 if SOAK else 600)
 
 
 def test_a_build_that_was_killed_anywhere_is_continued_to_the_same_bytes(tmp_path: Path) -> None:

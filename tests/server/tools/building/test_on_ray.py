@@ -65,7 +65,6 @@ def test_a_build_without_a_cluster_names_what_is_missing(tmp_path: Path) -> None
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.timeout(300)
 def test_two_ray_workers_give_the_bytes_of_local_processes(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     source = write_jsonl(tmp_path / "a.jsonl", texts(300, most_words=200))

@@ -14,7 +14,6 @@ from tests.server.tools.building.faults import PRELUDE, build
 from tests.server.tools.building.sources import content, texts, write_jsonl
 from tests.serving import ROOT, command, environment
 
-pytestmark = pytest.mark.timeout(300)  # many interpreters start, which takes seconds on a busy machine
 PAGE = (ROOT / "docs" / "build.md").read_text()
 
 # Runs what it is given at once, all tasks of an array at the same time, and prints the number of the job.
