@@ -31,6 +31,7 @@ from tests.corpora import some_tokens, write_raw
 from tests.docker.proxy import HAPROXY, NGINX, Proxy, RunningProxy
 from tests.raw_http import RawConnection, check_raw_problem, get
 from tests.serving import Response, RunningServer, check_problem, wait_until
+from tests.stores import WebServer
 
 INLINE = "/v1/batches?corpus=web&seq_len=16&batch_size=8&step=7"
 NUM_SLOW = 500
@@ -279,8 +280,8 @@ def test_a_replica_killed_under_load_is_no_failure(web: Path, tmp_path: Path, ki
 def test_a_replica_that_hangs_fails_no_plain_request(web: Path, tmp_path: Path, kind: Proxy) -> None:
     """SIGSTOP: connecting works, nothing is answered. The other replica is asked in time."""
     shorter = {
-        "nginx": {f"proxy_read_timeout {seconds}s": "proxy_read_timeout 1s" for seconds in (3, 5)},
-        "haproxy": {"timeout server 5s": "timeout server 1s"},
+        "nginx": {f"proxy_read_timeout {each};": "proxy_read_timeout 1s;" for each in ("2s", "7500ms")},
+        "haproxy": {"timeout server 8s": "timeout server 1s"},
     }
     with ExitStack() as stack:
         replicas = [start(stack, web, tmp_path / name) for name in "ab"]
@@ -299,6 +300,32 @@ def test_a_replica_that_hangs_fails_no_plain_request(web: Path, tmp_path: Path, 
                 status = response.status
                 # Where a busy machine gave the other one no processor either, both were waited for.
                 assert status == 200 or time.monotonic() - began >= 2, response.body
+
+
+@pytest.mark.parametrize("kind", PROXIES)
+def test_a_replica_that_stages_can_say_so(tmp_path: Path, kind: Proxy) -> None:
+    """The proxy gives up later than the replica, whose 503 says what it waits for and when to ask again.
+
+    Otherwise it asks all replicas one after another, and each of them stages the same.
+    """
+    pytest.importorskip("obstore")
+    goes_on = threading.Event()
+    with WebServer({"/web.bin": some_tokens(100_000).tobytes()}) as store, ExitStack() as stack:
+        replicas = [
+            stack.enter_context(
+                RunningServer(
+                    {"web": f"{store.url}/web.bin"},
+                    tmp_path / name,
+                    arguments=("--cache-dir", str(tmp_path / name / "cache")),
+                )
+            )
+            for name in "ab"
+        ]
+        proxy = stack.enter_context(RunningProxy(replicas, tmp_path, kind))
+        stack.callback(goes_on.set)
+        store.fault = lambda path, reply: goes_on.wait(60) and None
+        response = proxy.get(INLINE)
+        check_problem(response, 503, "not-staged")
 
 
 @pytest.mark.parametrize("kind", PROXIES)
