@@ -182,8 +182,13 @@ class Store:
             self._obstore.exceptions.PermissionDeniedError,
             self._obstore.exceptions.UnauthenticatedError,
         )
-        if isinstance(error, denied) or {"ExpiredToken", "InvalidAccessKeyId"} & set(codes):
+        is_denied = isinstance(error, denied) or {"ExpiredToken", "InvalidAccessKeyId"} & set(codes)
+        if is_denied or re.search(r"status code: 40[13]\b", text):  # a list has no exception of its own
             remedy = "check the credentials in the server's environment: did they expire?"
+        elif re.search(r"status code: (429|503)\b", text):
+            remedy = "the store asks for fewer requests: try again later"
+        elif any(each in text for each in ("Range request not", "non-partial", "Content-Range")):
+            remedy = "the store, and each proxy or cache in front of it, must answer ranges"
         elif "must be specified" in text or "Missing" in text:
             remedy = "set the store's environment variables, see docs/stores.md"
         return StoreFailed(f"{url}: {said}", remedy=remedy)

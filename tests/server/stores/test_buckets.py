@@ -9,8 +9,10 @@ import pytest
 
 from corpus_server.errors import CorpusChanged
 from corpus_server.stores.objects import Store
+from tests import stores
 from tests.buckets import NAME, Bucket, Repeated
-from tests.serving import RunningServer
+from tests.serving import RunningServer, run_here
+from tests.stores import Reply
 
 OBJECTS = {"web/000.bin": b"tokens", "web/sub/001.bin": b"more tokens", "web.idx": b"index", "other": b""}
 
@@ -71,3 +73,47 @@ def test_opening_many_shards_and_describing_a_plan_takes_two_reads_of_each(
             assert len(ours.gets) == 80
             assert server.post_plan(plan).status == 200
             assert len(ours.gets) == 80
+
+
+def unauthorized(reply: Reply) -> None:
+    """Send 401."""
+    reply.status, reply.body = 401, b"<Error><Code>Unauthorized</Code></Error>"
+
+
+def too_many(reply: Reply) -> None:
+    """Send 429."""
+    reply.status, reply.body = 429, b"<Error><Code>TooManyRequests</Code></Error>"
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        (stores.forbidden, "check the credentials"),
+        (unauthorized, "check the credentials"),
+        (stores.expired, "check the credentials"),
+        (too_many, "asks for fewer requests"),
+        (stores.unavailable, "asks for fewer requests"),
+        (stores.broken, "check the network"),
+        (None, "check the credentials"),
+    ],
+    ids=["403", "401", "expired", "429", "503", "500", "a wrong secret"],
+)
+def test_a_refused_list_says_what_to_check(change: Callable[[Reply], None] | None, remedy: str) -> None:
+    """It is the first request: a wrong key shows there, and not where objects are read."""
+    with Bucket(objects={"web/0.bin": bytes(100)}) as bucket:
+        variables = bucket.environment
+        if change is None:
+            variables["AWS_SECRET_ACCESS_KEY"] = "another"
+        else:
+            bucket.fault = lambda path, reply: change(reply)
+        done = run_here("inspect", f"s3://{NAME}/web", **variables)
+    assert done.returncode != 0
+    assert remedy in done.stderr
+
+
+def test_a_web_server_without_ranges_is_said() -> None:
+    with stores.WebServer({"/web.bin": bytes(100_000)}) as server:
+        server.fault = lambda path, reply: stores.whole(reply) if reply.status == 206 else None
+        done = run_here("inspect", f"{server.url}/web.bin")
+    assert done.returncode != 0
+    assert "(the store, and each proxy or cache in front of it, must answer ranges" in done.stderr
