@@ -7,7 +7,6 @@ import re
 import socket
 import struct
 import threading
-import time
 from typing import Any
 
 
@@ -23,6 +22,8 @@ class ScriptedServer:
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.requests: list[bytes] = []
+        self._closed = threading.Event()
+        self._peer: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -32,8 +33,10 @@ class ScriptedServer:
                 peer, _ = self._listener.accept()
             except OSError:
                 return
+            self._peer = peer
             with peer, contextlib.suppress(OSError):
-                self._talk(peer)
+                if not self._closed.is_set():
+                    self._talk(peer)
 
     def _talk(self, peer: socket.socket) -> None:
         while received := peer.recv(65536):
@@ -51,7 +54,17 @@ class ScriptedServer:
                 elif isinstance(part, threading.Event):
                     part.wait(20)
                 else:
-                    time.sleep(float(part))
+                    self._closed.wait(float(part))
 
     def close(self) -> None:
+        """End the thread.
+
+        To close a socket wakes nobody who waits in it. If a signal does so later (SIGSTOP and SIGCONT), the kernel
+        goes on with the number of the descriptor, which the listener of another test has by then.
+        """
+        self._closed.set()
+        for each in filter(None, (self._listener, self._peer)):
+            with contextlib.suppress(OSError):  # it may be over
+                each.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._listener.close()
