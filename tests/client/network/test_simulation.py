@@ -111,5 +111,17 @@ def test_a_server_that_was_always_slow_is_not_asked_twice() -> None:
     assert report.num_hedged == 0
 
 
+def test_no_attempt_takes_more_than_a_quarter_of_the_deadline() -> None:
+    """Of the first requests, before it is known what is usual, one is never answered."""
+
+    def one_hangs(drawn: Run) -> None:
+        use_servers(drawn, {"fault_share": 0.3, "faults": ("hang",)})
+        drawn.network = Network(deadline_seconds=20)
+
+    report = run(1, 8, one_hangs)
+    assert (report.num_faults, report.num_hedged) == (1, 0)
+    assert 5 < report.longest_seconds < 5.2
+
+
 def test_a_seed_always_gives_the_same_run() -> None:
     assert run(3, 500) == run(3, 500)

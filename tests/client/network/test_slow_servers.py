@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -126,12 +127,13 @@ def test_a_name_with_a_black_holed_address_is_used_by_the_other(
     monkeypatch: pytest.MonkeyPatch,
     make_loader: MakeLoader,
 ) -> None:
+    monkeypatch.setattr(options, "CONNECT_SECONDS", 60.0)
     resolve(
         monkeypatch, lambda: [("127.0.0.1", int(black_hole.rpartition(":")[2])), ("127.0.0.1", server.port)]
     )
     started = time.monotonic()
-    assert_exact(make_loader("http://data:1"), corpus, 20)
-    assert time.monotonic() - started < 8
+    assert_exact(make_loader("http://data:1", deadline_seconds=300), corpus, 20)
+    assert time.monotonic() - started < 40
 
 
 def test_a_slow_replica_beside_a_fast_one_is_hardly_asked(corpus: ReferenceCorpus) -> None:
@@ -156,13 +158,22 @@ class StoppableServer:
             "from tests.client.reference_server import ReferenceServer\n"
             "with ReferenceServer([make_corpus()]) as server:\n"
             "    print(server.url, flush=True)\n"
-            "    input()\n"
+            "    while input():\n"
+            "        print(*server.paths, flush=True)\n"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
+
+    def steps(self) -> list[int]:
+        """Return the steps that it was asked for."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("steps\n")
+        self._process.stdin.flush()
+        return [int(step) for step in re.findall(r"[?&]step=(\d+)", self._process.stdout.readline())]
 
     def __enter__(self) -> StoppableServer:
         return self
@@ -179,8 +190,10 @@ def test_a_stopped_server_holds_the_loop_for_a_moment_and_is_used_again_later(
     corpus: ReferenceCorpus, server: ReferenceServer
 ) -> None:
     """SIGSTOP: connections stay, connecting works, nothing is answered. It holds the loop for a second."""
-    with StoppableServer() as hung, Reader([hung.url, server.url]) as reader:
-        reader.read(100, corpus)
+    network = Network(deadline_seconds=3000, progress_seconds=100)
+    with StoppableServer() as hung, Reader([hung.url, server.url], network) as reader:
+        while not hung.steps():
+            reader.read(20, corpus)
         recorder = reader.replicas.recorder
 
         def num_again() -> int:
@@ -193,36 +206,29 @@ def test_a_stopped_server_holds_the_loop_for_a_moment_and_is_used_again_later(
         while num_again() == before:  # until a request has met the stopped server
             longest = max(longest, *reader.read(20, corpus))
         print(f"longest wait {longest:.2f} s")
-        assert longest < 6
-        before, end = num_again(), time.monotonic() + 5
+        assert longest < 30
+        left_at, end = reader.step, time.monotonic() + 5
         while time.monotonic() < end:
             reader.read(20, corpus)
-        assert num_again() == before, "it is tried again without a request that is awaited"
-        hung.signal(signal.SIGCONT)
+        needed_at = reader.step
         server.next_fault = lambda: Fault("error")  # from now on the other one is needed
+        hung.signal(signal.SIGCONT)
         reader.read(20, corpus)
+        tried = [step for step in hung.steps() if left_at < step < needed_at]
+        assert tried == [], "it is tried again without a request that is awaited"
 
 
 def test_a_response_that_stops_in_its_middle_is_asked_for_elsewhere(
     corpus: ReferenceCorpus, server: ReferenceServer
 ) -> None:
-    """A second of silence while the other server works, and not the 30 of `progress_seconds`."""
-    with ReferenceServer([corpus]) as other, Reader([server.url, other.url]) as reader:
+    """A second of silence while the other server works, and not all of `progress_seconds`."""
+    network = Network(deadline_seconds=3000, progress_seconds=100)
+    with ReferenceServer([corpus]) as other, Reader([server.url, other.url], network) as reader:
         reader.read(20, corpus)
-        server.next_fault = lambda: Fault("pause", 60)
+        server.next_fault = lambda: Fault("pause", 100)
         longest = max(reader.read(40, corpus))
         print(f"longest wait {longest:.2f} s")
-        assert longest < 8
-
-
-def test_no_attempt_takes_more_than_a_quarter_of_the_deadline(
-    server: ReferenceServer, corpus: ReferenceCorpus
-) -> None:
-    with Reader([server.url], Network(deadline_seconds=2)) as reader:
-        reader.read(5, corpus)
-        faults = [Fault("hole")]
-        server.next_fault = lambda: faults.pop() if faults else None
-        assert 0.4 < max(reader.read(5, corpus)) < 1.5
+        assert longest < 30
 
 
 def test_the_first_retry_is_logged_with_its_cause(
@@ -234,8 +240,8 @@ def test_the_first_retry_is_logged_with_its_cause(
         server.next_fault = lambda: faults.pop() if faults else None
         with caplog.at_level(logging.WARNING, "corpus_client"):
             reader.read(5, corpus)
-    (record,) = caplog.records
-    assert f"{server.url}: it broke; failure 1 in a row" in record.message
+    (said,) = [each.message for each in caplog.records if "in a row" in each.message]
+    assert f"{server.url}: it broke; failure 1 in a row" in said
 
 
 def resolve(monkeypatch: pytest.MonkeyPatch, addresses: Callable[[], list[tuple[str, int]]]) -> None:
@@ -263,8 +269,8 @@ def test_each_address_of_a_name_is_a_replica_and_they_are_looked_up_again(
         addresses = found[:2]
         resolve(monkeypatch, lambda: addresses)
         with Reader(["http://data"]) as reader:
-            reader.read(100, corpus)
-            assert all(each.num_arrays for each in servers[:2])
+            while not all(each.num_arrays for each in servers[:2]):
+                reader.read(5, corpus)
             assert servers[0].headers[-1]["Host"] == "data"
             addresses = found[2:]  # a service that moved
             time.sleep(0.1)
