@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from corpus_client import errors
 from tests.client.reference_plan import ReferenceCorpus
-from tests.client.reference_server import ReferenceServer
+from tests.client.reference_server import Fault, ReferenceServer
+from tests.serving import wait_until
 
 if TYPE_CHECKING:
     from corpus_client import CorpusLoader
@@ -56,6 +59,33 @@ def num_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+DAY = 86_400.0
+PATIENT = {"deadline_seconds": 5 * DAY, "progress_seconds": DAY}
+"""Of a loader: no wait of its own ends while a test lasts."""
+
+
+def assert_close_wakes(loader: CorpusLoader, server: ReferenceServer) -> None:
+    """Close a `PATIENT` loader whose loop and fetcher wait for the server's response; both end."""
+    server.next_fault = lambda: Fault("hole")
+    found: list[type[Exception]] = []
+
+    def train() -> None:
+        try:
+            next(loader)
+        except errors.CorpusClientError as error:
+            found.append(type(error))
+
+    trainer = threading.Thread(target=train)
+    asked = server.num_arrays
+    trainer.start()
+    wait_until(lambda: server.num_arrays > asked)
+    loader.close()
+    # Else `close` returns after `JOIN_SECONDS`, and the fetcher waits until the hole ends.
+    assert "corpus-fetcher" not in {thread.name for thread in threading.enumerate()}
+    trainer.join()
+    assert found == [errors.LoaderClosed]
+
+
 @pytest.fixture(scope="session")
 def corpus() -> ReferenceCorpus:
     return make_corpus()
@@ -84,7 +114,7 @@ def make_loader(server: ReferenceServer) -> Iterator[Callable[..., CorpusLoader]
             "device": "cpu",
             "rank": 0,
             "world_size": 1,
-            "deadline_seconds": 20,
+            "deadline_seconds": 200,
         }
         loaders.append(open_loader(urls or server.url, **{**options, **changes}))
         return loaders[-1]

@@ -59,8 +59,8 @@ class ScriptedServer:
     def close(self) -> None:
         """End the thread.
 
-        To close a socket wakes nobody who waits in it. If a signal does so later (SIGSTOP and SIGCONT), the kernel
-        goes on with the number of the descriptor, which the listener of another test has by then.
+        To close a socket wakes nobody who waits in it. If a signal does so later (SIGSTOP and SIGCONT), the
+        kernel goes on with the number of the descriptor, which the listener of another test has by then.
         """
         self._closed.set()
         for each in filter(None, (self._listener, self._peer)):

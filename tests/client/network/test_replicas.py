@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import httpx
@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors, make_plan
-from corpus_client.network import control, replica
+from corpus_client.network import control, options, replica
 from corpus_client.network.replicas import Replicas
 from tests.client.conftest import make_corpus, num_descriptors
 from tests.client.network.scripted import ScriptedServer
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 from tests.client.reference_server import Fault, Problem, ReferenceServer
+from tests.serving import wait_until
 
 MakeLoader = Callable[..., CorpusLoader]
 PLAN = make_plan(corpus="web", seq_len=16, global_batch_size=12, order="sequential")
@@ -39,6 +40,19 @@ def assert_exact(loader: CorpusLoader, corpus: ReferenceCorpus, num_steps: int) 
         batch = next(loader)
         assert batch.step == expected_step
         assert np.array_equal(batch.tokens.numpy(), tokens_of_step(corpus, loader.plan, batch.step))
+
+
+def made_in_time(make_loader: MakeLoader, **changes: Any) -> CorpusLoader:
+    """Make a loader that waits so shortly that a busy machine may miss it."""
+    made: list[CorpusLoader] = []
+
+    def comes() -> bool:
+        with suppress(errors.DeadlineExceeded):
+            made.append(make_loader(**changes))
+        return bool(made)
+
+    wait_until(comes)
+    return made[0]
 
 
 @pytest.mark.parametrize(
@@ -110,10 +124,10 @@ def test_many_faults_grow_neither_threads_nor_descriptors(
     server.next_fault = fault
     assert_exact(loader, corpus, 2400)
     assert num_faults == 40
-    time.sleep(0.05)  # the server's side of broken connections is closed by its own threads
     assert loader.stats().num_retries >= 36
-    assert threading.active_count() <= threads + 2
-    assert num_descriptors() <= descriptors + 4
+    # The server's side of broken connections is closed by its own threads.
+    wait_until(lambda: threading.active_count() <= threads + 2)
+    wait_until(lambda: num_descriptors() <= descriptors + 4)
 
 
 def test_busy_server_is_given_the_time_it_asks_for(
@@ -148,15 +162,15 @@ def test_a_new_loader_waits_shortly_for_a_server_that_was_never_there(
         errors.DeadlineExceeded, match=r"within 0\.3 s.* is the server running\? reach_seconds="
     ):
         make_loader("http://127.0.0.1:9", reach_seconds=0.3)
-    assert "asked again in" in caplog.text
     with pytest.raises(errors.DeadlineExceeded, match=r"within 5 s.* is the server running") as caught:
         make_loader("http://localhost:9")
+    assert "asked again in" in caplog.text
     assert "waiting up to 5 s in all" in caplog.text
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert len(names) < 6, "the frames of the package are left out"
     assert isinstance(caught.value.__cause__, errors.ConnectionFailed)
     server.next_fault = faults_then_right(Fault("busy", 1))
-    next(make_loader(reach_seconds=0.9))  # which are over before the busy server answers
+    next(made_in_time(make_loader, reach_seconds=0.9))  # which are over before the busy server answers
 
 
 def test_only_the_requests_of_others_are_logged_by_httpx(
@@ -178,20 +192,22 @@ def test_a_server_that_is_back_sooner_than_it_said_is_asked_again(
     server.next_fault = lambda: next(faults, None)
     loader = make_loader(deadline_seconds=8, in_flight=1)
     assert_exact(loader, corpus, 1)
-    assert loader.stats().num_retries == 1
+    assert loader.stats().num_retries >= 1
 
 
 def test_a_server_that_hangs_up_at_once_is_asked_ever_more_rarely(
     server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
 ) -> None:
     """Only a connection that has served before may be repeated without a back-off."""
-    loader = make_loader(deadline_seconds=1.0, prefetch_bytes=1 << 13)
+    loader = make_loader(prefetch_bytes=1 << 13, in_flight=1)
     assert_exact(loader, corpus, 1)
-    server.next_fault = lambda: Fault("hang-up")
-    before = len(server.paths)
-    with pytest.raises(errors.DeadlineExceeded):
-        assert_exact(loader, corpus, 10_000)
-    assert len(server.paths) - before < 100
+    faults = [Fault("hang-up")] * 6
+    started = time.monotonic()
+    server.next_fault = lambda: faults.pop() if faults else None
+    while faults:
+        assert_exact(loader, corpus, 1)
+    # Back-offs that double, each shortened by half at most; the first request is repeated at once.
+    assert time.monotonic() - started >= replica.BACKOFF_FIRST_SECONDS / 2 * (1 + 2 + 4 + 8)
 
 
 def test_busy_replica_is_passed_over(corpus: ReferenceCorpus, make_loader: MakeLoader) -> None:
@@ -237,13 +253,21 @@ def test_deadline_names_the_servers_and_the_last_failure(
 def test_after_a_deadline_the_same_step_can_be_asked_again(
     server: ReferenceServer, corpus: ReferenceCorpus, make_loader: MakeLoader
 ) -> None:
-    loader = make_loader(deadline_seconds=0.5)
-    assert_exact(loader, corpus, 1)
+    loader = made_in_time(make_loader, deadline_seconds=0.5)
+
+    def comes() -> bool:
+        with suppress(errors.DeadlineExceeded):  # on a busy machine
+            assert_exact(loader, corpus, 1)
+            return True
+        return False
+
+    wait_until(comes)
     server.next_fault = lambda: Fault("error")
     with pytest.raises(errors.DeadlineExceeded):
         assert_exact(loader, corpus, 10_000)
     server.next_fault = lambda: None
-    assert_exact(loader, corpus, 5)
+    for _ in range(5):
+        wait_until(comes)
 
 
 def test_restarted_server_is_waited_for(
@@ -314,15 +338,15 @@ def test_connections_closed_while_idle_cost_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The loop is slower than the server's keep-alive: every request meets a closed connection."""
-    monkeypatch.setattr(replica, "BACKOFF_FIRST_SECONDS", 60.0)
-    monkeypatch.setattr(replica, "BACKOFF_LAST_SECONDS", 60.0)
+    monkeypatch.setattr(replica, "BACKOFF_FIRST_SECONDS", 120.0)
+    monkeypatch.setattr(replica, "BACKOFF_LAST_SECONDS", 120.0)
     server.max_idle_seconds = 0.02
     loader = make_loader(prefetch_bytes=1 << 13)
     for _ in range(12):
         assert_exact(loader, corpus, 5)
         time.sleep(0.03)
     assert loader.stats().num_retries > 0
-    assert loader.stats().wait_seconds < 20  # less than one back-off
+    assert loader.stats().wait_seconds < 60  # less than one back-off
 
 
 def test_a_question_has_its_own_deadline(black_hole: str) -> None:
@@ -355,26 +379,24 @@ def test_an_attempt_that_the_deadline_ended_does_not_hide_what_failed_before_it(
 def test_a_question_that_was_given_up_closes_its_connection_itself() -> None:
     before, release = num_descriptors(), threading.Event()
     with closing(ScriptedServer([release, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"])) as server:
-        with Replicas([server.url]) as replicas, pytest.raises(errors.DeadlineExceeded):
-            replicas.ask(control.get("/"), deadline_seconds=0.3)
+        while not server.requests:  # again where a busy machine did not send it in time
+            with Replicas([server.url]) as replicas, pytest.raises(errors.DeadlineExceeded):
+                replicas.ask(control.get("/"), deadline_seconds=0.3)
         assert "corpus-network" in {thread.name for thread in threading.enumerate()}
         release.set()
-        end = time.monotonic() + 10
-        while "corpus-network" in {thread.name for thread in threading.enumerate()}:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-    assert len(server.requests) == 1
+        wait_until(lambda: "corpus-network" not in {thread.name for thread in threading.enumerate()})
     gc.collect()
     assert num_descriptors() <= before
 
 
 def test_a_question_is_asked_elsewhere_while_a_server_is_silent(
-    corpus: ReferenceCorpus, black_hole: str
+    corpus: ReferenceCorpus, black_hole: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(options, "CONNECT_SECONDS", 60.0)
     with ReferenceServer([corpus]) as server, Replicas([black_hole, server.url]) as replicas:
         started = time.monotonic()
         assert replicas.ask(control.get("/v1/corpora"))
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 40
 
 
 def test_a_server_that_forgot_the_plan_is_told_it_and_asked_again(server: ReferenceServer) -> None:

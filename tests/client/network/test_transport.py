@@ -153,15 +153,15 @@ def test_a_head_may_have_as_many_bytes_as_it_may(buffer: memoryview, connect: Co
         ([head()[:40], "close"], errors.ConnectionFailed, "closed connection after 40 bytes"),
         ([head()[:40], 0.05, "reset"], errors.ConnectionFailed, "Connection reset by peer"),
         ([head(Padding="x" * 70_000)], errors.ResponseCorrupt, "the head must have at most 65536 bytes"),
-        ([0.7], errors.NoProgress, "nothing came in time"),
-        ([head() + BODY[:9], 0.7], errors.NoProgress, "nothing came in time"),
+        ([30.0], errors.NoProgress, "nothing came in time"),
+        ([head() + BODY[:9], 30.0], errors.NoProgress, "nothing came in time"),
     ],
     ids=lambda value: None if not isinstance(value, str) else value[:12],
 )
 def test_bad_responses(
     script: list[Any], kind: type[Exception], message: str, buffer: memoryview, connect: Connect
 ) -> None:
-    server, connection = connect(script, progress_seconds=0.3)
+    server, connection = connect(script, progress_seconds=0.3 if kind is errors.NoProgress else 30)
     with pytest.raises(kind, match=message) as caught:
         receive(connection, buffer)
     whole = rf"http://127\.0\.0\.1:{server.port}/data: .*; request [0-9a-f]{{12}}-1"
@@ -333,19 +333,15 @@ def test_an_error_ends_a_connection_with_another_response_to_come(
 def test_abort_wakes_a_blocked_reader(buffer: memoryview, connect: Connect) -> None:
     _, connection = connect([head() + BODY[:5], 30.0])
     threading.Timer(0.1, connection.abort).start()
-    started = time.monotonic()
-    with pytest.raises((errors.ConnectionFailed, errors.ResponseCorrupt)):
+    with pytest.raises((errors.ConnectionFailed, errors.ResponseCorrupt)):  # not NoProgress
         receive(connection, buffer, seconds=30)
-    assert time.monotonic() - started < 10
 
 
 def test_abort_wakes_a_blocked_connect(black_hole: str) -> None:
     connection = Connection(Endpoint.parse(black_hole))
     threading.Timer(0.1, connection.abort).start()
-    started = time.monotonic()
-    with pytest.raises(errors.ConnectionFailed):
-        connection.send("/", deadline=started + 30)
-    assert time.monotonic() - started < 10
+    with pytest.raises(errors.ConnectionFailed):  # not NoProgress
+        connection.send("/", deadline=time.monotonic() + 30)
 
 
 def test_a_connection_that_was_aborted_is_not_used(connect: Connect) -> None:
@@ -401,10 +397,12 @@ def test_whether_a_response_has_arrived_is_known_without_waiting(
     buffer: memoryview, connect: Connect
 ) -> None:
     response = head() + BODY + TAIL
-    _, connection = connect([0.1, response[:30], 0.1, response[30:]])
+    asked = threading.Event()
+    _, connection = connect([asked, response[:30], 0.1, response[30:]])
     deadline = time.monotonic() + 30
     connection.send(REQUEST.path, deadline=deadline)
     assert not connection.arrived()
+    asked.set()
     wait_for(connection)
     connection.receive_into(buffer, REQUEST, deadline=deadline)
     assert buffer[: len(BODY)] == BODY

@@ -47,9 +47,11 @@ def expect(taken: list[tuple[int, np.ndarray]], plan: dict[str, Any], start: int
 
 def settle(loader: CorpusLoader) -> int:
     """Wait until nothing more is fetched ahead; return the first step that is free."""
-    found = -1
-    while found != (found := loader.first_free_step):
-        time.sleep(0.2)
+    found = num_same = 0
+    while num_same < 20:  # looks, not seconds: a machine that stalls stops the fetcher, too
+        time.sleep(0.01)
+        before, found = found, loader.first_free_step
+        num_same = num_same + 1 if found == before else 0
     return found
 
 
