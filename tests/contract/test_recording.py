@@ -154,9 +154,10 @@ print(stats.num_batches, stats.num_recorded_rows, stats.num_written_rows, stats.
         (0, torch.ones(24, dtype=torch.int64), "got torch.int64 of shape"),
         (0, ["much"] * 24, "losses must be numbers, got .'much'"),
         (2, [1.0] * 24, r"one of the last 64 that the loader yielded .* \(0 to 1\), got 2"),
+        ([torch.ones(24)], [1.0] * 24, r"one of the last 64 .*, got list; pass batch.step"),  # a batch is one
     ],
 )
-def test_wrong_losses_are_refused(server: RunningServer, step: int, losses: Any, message: str) -> None:
+def test_wrong_losses_are_refused(server: RunningServer, step: Any, losses: Any, message: str) -> None:
     with open_recorded(server.url) as loader:
         next(loader), next(loader)
         with pytest.raises(errors.InvalidArgument, match=message):

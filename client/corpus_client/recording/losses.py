@@ -80,12 +80,14 @@ class LossRecorder:
         """
         if not isinstance(losses, torch.Tensor):
             losses = _tensor_of(losses)
-        yielded = self._yielded.get(step)
+        is_number = hasattr(step, "__index__")
+        yielded = self._yielded.get(step) if is_number else None
         if yielded is None:
             kept = f"{min(self._yielded)} to {max(self._yielded)}" if self._yielded else "none"
             raise errors.InvalidArgument(
                 f"step must be one of the last {STEPS_KEPT} that the loader yielded and that are not "
-                f"recorded yet ({kept}), got {step}; pass batch.step, once a step"
+                f"recorded yet ({kept}), got {step if is_number else type(step).__name__}; pass batch.step, "
+                "once a step"
             )
         rows, shape = yielded.sources.shape[0], losses.shape
         if shape != (rows,) or not losses.is_floating_point():
