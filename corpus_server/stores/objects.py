@@ -29,6 +29,9 @@ _RETRIES: Final = {"max_retries": 6, "retry_timeout": timedelta(seconds=20)}
 _TRIES: Final = 3  # of a range that came back wrong
 _TRY_AGAIN_SECONDS: Final = 0.2
 
+# Lists, files of keys and requests for tokens have no exception of their own.
+_DENIED: Final = re.compile(r"status code: 40[13]\b|credential error|Invalid Access Key|invalid_grant")
+
 _MD5_ETAG: Final = re.compile(r'"?([0-9a-f]{32})"?')
 
 
@@ -183,7 +186,7 @@ class Store:
             self._obstore.exceptions.UnauthenticatedError,
         )
         is_denied = isinstance(error, denied) or {"ExpiredToken", "InvalidAccessKeyId"} & set(codes)
-        if is_denied or re.search(r"status code: 40[13]\b", text):  # a list has no exception of its own
+        if is_denied or _DENIED.search(text):
             remedy = "check the credentials in the server's environment: did they expire?"
         elif re.search(r"status code: (429|503)\b", text):
             remedy = "the store asks for fewer requests: try again later"

@@ -111,6 +111,20 @@ def test_a_refused_list_says_what_to_check(change: Callable[[Reply], None] | Non
     assert remedy in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("url", "variables"),
+    [
+        ("gs://b/web", {"GOOGLE_SERVICE_ACCOUNT": "/there/is/none.json"}),
+        ("az://c/web", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "no base64!"}),
+    ],
+    ids=["Google", "Azure"],
+)
+def test_a_key_that_cannot_be_used_is_no_matter_of_the_network(url: str, variables: dict[str, str]) -> None:
+    done = run_here("inspect", url, **variables)
+    assert done.returncode != 0
+    assert "check the credentials" in done.stderr
+
+
 def test_a_web_server_without_ranges_is_said() -> None:
     with stores.WebServer({"/web.bin": bytes(100_000)}) as server:
         server.fault = lambda path, reply: stores.whole(reply) if reply.status == 206 else None
