@@ -151,12 +151,12 @@ def test_slots_count_as_ready_until_their_batches_are_taken(
 
 def settled(loader: CorpusLoader) -> LoaderStats:
     """Return the loader's figures once it has fetched what there is room for."""
-    stats = loader.stats()
-    while True:
-        time.sleep(0.1)
-        if (now := loader.stats()).received_bytes == stats.received_bytes:
-            return now
-        stats = now
+    stats, num_same = loader.stats(), 0
+    while num_same < 20:  # looks, not seconds: a machine that stalls stops the fetcher, too
+        time.sleep(0.01)
+        before, stats = stats, loader.stats()
+        num_same = num_same + 1 if stats.received_bytes == before.received_bytes else 0
+    return stats
 
 
 def test_a_dropped_batch_is_not_reused_before_its_last_reader(

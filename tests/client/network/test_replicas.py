@@ -368,10 +368,11 @@ def test_an_attempt_that_the_deadline_ended_does_not_hide_what_failed_before_it(
 
     server.receipt_salt = busy_once
     plan = server.describe_plan(PLAN)
-    with Replicas([server.url]) as replicas:
-        with pytest.raises(errors.DeadlineExceeded, match=r"last: .*too much at once") as caught:
+    while server.num_receipts != 2:  # again where a busy machine left no time for a second question
+        server.num_receipts = server.receipt_seconds = 0
+        with Replicas([server.url]) as replicas, pytest.raises(errors.DeadlineExceeded) as caught:
             replicas.ask(control.receipt(plan["id"], 0), deadline_seconds=2)
-        assert server.num_receipts == 2
+    assert re.search(r"last: .*too much at once", str(caught.value))
     assert "is the server running" not in str(caught.value)
     assert isinstance(caught.value.__cause__, errors.ServerError)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -66,18 +67,38 @@ def test_since_is_the_difference_of_counters_beside_the_present_state() -> None:
     assert set(since.as_dict(prefix="")) == {name.removeprefix("data/") for name in flat}
 
 
-class SlowSource(CountingSource):
-    """Spends its time in one phase."""
+class Watched(Recorder):
+    """Tells when the training loop waits."""
 
-    def __init__(self, recorder: Recorder, phase: Phase, server_seconds: float) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop_waits = threading.Event()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        with super().waiting():
+            self.loop_waits.set()
+            yield
+            self.loop_waits.clear()
+
+
+class SlowSource(CountingSource):
+    """Spends its time in one phase, by a clock that stands still otherwise."""
+
+    def __init__(self, recorder: Watched, phase: Phase, server_seconds: float) -> None:
         super().__init__()
         self._recorder = recorder
         self._phase = phase
         self._server_seconds = server_seconds
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
 
     def finish(self, ticket: range, view: memoryview) -> None:
         self._recorder.enter(self._phase)
-        time.sleep(0.05)
+        self._recorder.loop_waits.wait()
+        self.now += 0.05
         self._recorder.enter("host", server_seconds=self._server_seconds)
         super().finish(ticket, view)
 
@@ -100,15 +121,21 @@ def slots() -> tuple[Slot, ...]:
     ],
 )
 def test_training_loop_waits_for_what_the_fetcher_does(
-    slots: tuple[Slot, ...], phase: Phase, server_seconds: float, cause: str
+    slots: tuple[Slot, ...],
+    phase: Phase,
+    server_seconds: float,
+    cause: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recorder = Recorder()
+    recorder = Watched()
     filler, device = SlowSource(recorder, phase, server_seconds), Stager(CPU)
+    monkeypatch.setattr("corpus_client.observe.recorder.time", filler)
     pipeline = Pipeline(filler, slots, device, replace(STEPS, end_step=17), recorder)
     assert len(list(batches_of(pipeline))) == 12
     pipeline.close()
     stats = recorder.stats(copies_on_host=device.copies_on_host)
     assert stats.wait.cause == cause
+    assert stats.wait_seconds >= 0.05
     assert sum(getattr(stats.wait, name) for name in CAUSES) == pytest.approx(stats.wait_seconds)
 
 
@@ -140,5 +167,5 @@ def test_waiting_for_a_busy_server_is_a_retry(make_loader: MakeLoader, server: R
     server.next_fault = lambda: next(faults, None)
     loader = make_loader()
     next(loader)
-    assert loader.stats().wait.cause == "retry"
+    assert loader.stats().wait.retry > 0.9
     assert loader.stats().num_retries >= 1
