@@ -69,6 +69,7 @@ class Mirror(Closing):
         self._spec, self._url, self._cache = spec, url, cache
         self._files: dict[Path, StagedFile] = {}
         self._store = Store(url)
+        _log.info("%s: opening %s", spec.name, url)  # a slow store looks like a server that hangs
         folder, self._rest, found = self._find(url, spec.include)
         if not found:
             raise UnreadableCorpus(

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -438,3 +439,23 @@ def test_a_loop_over_more_than_the_cache_never_waits_and_what_is_staged_is_seen(
     workers.wait_until_idle()
     assert num_refused() == 0
     wait_until(lambda: metrics(workers)["corpus_found_bytes_total"] > 0)
+
+
+def test_a_start_says_for_which_store_it_waits(tmp_path: Path) -> None:
+    """Until then a server that waits for its bucket looks like one that hangs."""
+    goes_on = threading.Event()
+    with WebServer({"/web.bin": some_tokens(SHARD_TOKENS).tobytes()}) as store:
+        store.fault = lambda path, reply: goes_on.wait(60) and None
+        url = f"{store.url}/web.bin"
+        server = RunningServer({"web": url}, tmp_path, arguments=("--cache-dir", str(tmp_path / "cache")))
+        with ThreadPoolExecutor(1) as threads:
+            started = threads.submit(server.start)
+            try:
+                wait_until(
+                    lambda: (tmp_path / "server.log").exists() and f"web: opening {url}" in server.log()
+                )
+                assert not started.done()
+            finally:
+                goes_on.set()
+                started.result()
+                server.kill()
