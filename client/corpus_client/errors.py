@@ -10,6 +10,7 @@ CorpusClientError
 |   `- ReplicaRefused, HostNotFound, CertificateRefused
 |- TransportError                                       retried: the path failed, not the request
 |   `- ConnectionFailed, NoProgress, ResponseCorrupt
+|       `- NotCorpusServer                             not retried where no other response came before
 `- ServerError                                          the server answered with a problem document
     `- AccessDenied, UnknownCorpus, UnknownPlan         the others are told apart by `kind`
 """
@@ -116,6 +117,10 @@ class NoProgress(TransportError):
 
 class ResponseCorrupt(TransportError):
     """The response is not what was asked for: length, shape, dtype, plan, step or checksum."""
+
+
+class NotCorpusServer(ResponseCorrupt):
+    """Something else answered: a login page, or another server on that port."""
 
 
 @dataclass(eq=False, repr=False)

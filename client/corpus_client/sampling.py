@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -47,17 +48,20 @@ class RemoteCorpus:
         self._url = resolved(url, network or Network())
         self._pid = os.getpid()
         self._replicas = Replicas(self._url, network)
-        description = self._replicas.ask(control.get(wire.corpus_path(name)))
-        self.dtype = str(description["dtype"])
-        self._num_tokens = int(description["num_tokens"])
-        if description.get("num_masks"):
-            self.close()
-            raise errors.InvalidArgument(
-                f"get_batch returns no loss mask, and corpus {name!r} has one; take a CorpusLoader, or serve "
-                "the corpus with mask=no"
-            )
-        if self.dtype not in STORED_DTYPES:
-            raise errors.ResponseCorrupt(f"dtype must be one of {list(STORED_DTYPES)}, got {self.dtype!r}")
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            description = self._replicas.ask(control.get(wire.corpus_path(name)))
+            self.dtype = str(description["dtype"])
+            self._num_tokens = int(description["num_tokens"])
+            if description.get("num_masks"):
+                raise errors.InvalidArgument(
+                    f"get_batch returns no loss mask, and corpus {name!r} has one; take a CorpusLoader, or "
+                    "serve the corpus with mask=no"
+                )
+            if self.dtype not in STORED_DTYPES:
+                accepted = list(STORED_DTYPES)
+                raise errors.ResponseCorrupt(f"dtype must be one of {accepted}, got {self.dtype!r}")
+            stack.pop_all()
 
     def __repr__(self) -> str:
         return f"RemoteCorpus({self._url!r}, {self.name!r}, {self._num_tokens:,} {self.dtype} tokens)"

@@ -118,7 +118,8 @@ class HttpClient:
                     raise wire.error_from_response(response.status_code, response.headers, bytes(body))
                 return question.parse(response.headers, bytes(body))
             except (httpx.DecodingError, errors.ResponseCorrupt) as error:
-                raise errors.ResponseCorrupt(f"{name}: {error}; request {sent.id}") from error
+                kind = errors.ResponseCorrupt if isinstance(error, httpx.DecodingError) else type(error)
+                raise kind(f"{name}: {error}; request {sent.id}") from error
             except (httpx.TransportError, OSError) as error:
                 cause: BaseException | None = error
                 while cause is not None and not isinstance(cause, OSError):

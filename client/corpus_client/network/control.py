@@ -292,13 +292,19 @@ def tokens(corpus: str, start: int, count: int) -> Question[tuple[str, bytes]]:
     return Question(request.path, parse)
 
 
-def _object(path: str, _: wire.Headers, content: bytes) -> dict[str, Any]:
+def _object(path: str, headers: wire.Headers, content: bytes) -> dict[str, Any]:
     try:
         response = json.loads(content)
     except (ValueError, RecursionError):  # nested more deeply than Python can read
         response = None
     if not isinstance(response, dict):
         shown = content.decode("utf-8", "replace")[:200]
+        kind = headers.get("content-type", "no Content-Type")
+        if "json" not in kind:
+            raise errors.NotCorpusServer(
+                f"{path} must be a JSON object, got {kind}: {shown!r}, so what answers there is no "
+                "corpus-server; is the port right, and does a login page stand in between?"
+            )
         raise errors.ResponseCorrupt(f"{path} must be a JSON object, got {shown!r}")
     return response
 

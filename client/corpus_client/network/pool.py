@@ -328,7 +328,9 @@ class Pool:
                 # After a wrong plan header posting the plan tells chance from error. A silent server must
                 # answer that, in the background, before the loop waits for it again.
                 replica.plan_in_doubt = True
-            if not may_pass(error):
+            # A page of a proxy may pass, in the midst of a run; of a server that never answered, it stays.
+            is_other = isinstance(error, errors.NotCorpusServer) and not replica.has_answered
+            if is_other or not may_pass(error):
                 replica.refused = error
                 log.error("%s; this server is not used any more", named(replica, error))
             elif not (isinstance(error, errors.ConnectionFailed) and error.stale):

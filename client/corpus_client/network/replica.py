@@ -71,6 +71,7 @@ class Replica:
     retry_at: float = 0.0  # `time.monotonic` seconds before which it is left alone
     probe_at: float = 0.0  # before it, replicas that work are preferred
     last_used: int = 0  # number of the request that was sent there last
+    has_answered: bool = False  # once, rightly: it is a corpus-server
     plan_in_doubt: bool = False  # post the plan before the next request
     refused: Exception | None = None
     gone: bool = False  # its host's name has other addresses; closed once requests in flight are answered
@@ -99,6 +100,7 @@ class Replica:
 
     def succeeded(self) -> None:
         """Forget failures."""
+        self.has_answered = True
         self.num_failures = 0
         self.retry_at = self.probe_at = 0.0
 
