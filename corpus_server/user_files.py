@@ -162,11 +162,22 @@ def reason_of(error: BaseException) -> str:
 
 
 def folders_with(folder: Path | None, holds: Callable[[Path], bool]) -> dict[str, Path]:
-    """Return a folder and the folders in it, as far as `holds` says so; by name, in order of the names."""
+    """Return a folder and the folders in it, as far as `holds` says so; by name, in order of the names.
+
+    A folder in it that cannot be looked into is returned, too: to read it says why. One that another user
+    keeps to himself must not hide all others.
+    """
     if folder is None or not folder.exists():
         return {}
-    inside = sorted(each for each in folder.iterdir() if each.is_dir())
-    return {each.name: each for each in (folder, *inside) if holds(each)}
+    found = {folder.name: folder} if holds(folder) else {}
+    for each in sorted(each for each in folder.iterdir() if each.is_dir()):
+        try:
+            is_there = holds(each)
+        except OSError:
+            is_there = True
+        if is_there:
+            found[each.name] = each
+    return found
 
 
 @contextmanager

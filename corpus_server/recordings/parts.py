@@ -133,6 +133,8 @@ class Recordings:
     def open(self, name: str, budget: Budget) -> Recording:
         """Look at the parts of a recording; those that did not change are not read again.
 
+        One whose folder cannot be read has no parts.
+
         Raises:
             UnknownRecording: there is none of this name.
             MissingPackage: pyarrow is not installed.
@@ -140,7 +142,10 @@ class Recordings:
         folder = self.names().get(name)
         if folder is None:
             raise UnknownRecording.of(name)
-        return open_recording(folder, budget, self._known)
+        try:
+            return open_recording(folder, budget, self._known)
+        except ReadFailed as error:
+            return Recording(name=name, parts=(), unreadable={name: error.detail})
 
 
 def open_recording(folder: Path, budget: Budget, known: Known | None = None) -> Recording:

@@ -24,6 +24,8 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 SPIKES = {(30, 5): 9.0, (44, 11): 8.0}
 """Losses of two places; those of all others are about 2."""
+WITHOUT_PRIVILEGES = "import ctypes; [ctypes.CDLL(None).prctl(24, each, 0, 0, 0) for each in (1, 2)]"
+"""PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: permissions hold for workers of root, too."""
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +172,37 @@ def test_only_who_may_read_the_sources_sees_their_losses(folder: Path, tmp_path:
             for route in ("losses/losses", "losses/spikes", "damaged/losses"):
                 assert server.get(f"/v1/recordings/{route}", headers=headers).status == status
         assert server.get("/v1/recordings").status == 401
+
+
+def test_a_folder_that_cannot_be_entered_hides_no_other(tmp_path: Path) -> None:
+    """Those of another user, or lost+found of a volume."""
+    path = write_raw(tmp_path / "text.bin", some_tokens(1000))
+    for name in ("mine", "theirs"):
+        write_part(tmp_path / "losses" / name, [Record(0, 0, "text", 1.0)])
+        done = run_here("find", path, "--tokens", "1", "-n", "1", "--out", tmp_path / "reports" / name)
+        assert done.returncode == 0, done.stderr
+    closed = [tmp_path / kind / "theirs" for kind in ("losses", "reports")]
+    tokens = Tokens(tmp_path / "tokens.toml")
+    tokens.add("one", "read:text")
+    tokens.add("all", "read:*")
+    arguments = ["--tokens", str(tokens.path)]
+    for option, kind in (("--record-dir", "losses"), ("--report-dir", "reports")):
+        arguments += [option, str(tmp_path / kind)]
+    try:
+        for each in closed:
+            each.chmod(0)
+        with RunningServer(
+            {"text": path}, tmp_path, arguments=arguments, prelude=WITHOUT_PRIVILEGES
+        ) as server:
+            for kind, of_all in (("recordings", "unreadable"), ("reports", "problem")):
+                for name, expected in (("one", ["mine"]), ("all", ["mine", "theirs"])):
+                    listed = server.get(f"/v1/{kind}", headers=tokens.header(name)).json()[kind]
+                    assert [each["name"] for each in listed] == expected
+                assert "Permission denied" in str(listed[1][of_all])
+            for route in ("recordings/theirs/losses", "reports/theirs"):
+                assert server.get(f"/v1/{route}", headers=tokens.header("one")).status == 404
+            assert server.get("/v1/recordings/mine/losses", headers=tokens.header("one")).status == 200
+            assert server.get("/v1/reports/mine", headers=tokens.header("one")).status == 200
+    finally:
+        for each in closed:
+            each.chmod(0o755)
