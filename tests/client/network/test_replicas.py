@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from corpus_client import CorpusLoader, errors, make_plan
-from corpus_client.network import control, options, replica
+from corpus_client.network import control, options, replica, replicas
 from corpus_client.network.replicas import Replicas
 from tests.client.conftest import make_corpus, num_descriptors
 from tests.client.network.scripted import ScriptedServer
@@ -408,12 +408,17 @@ def test_a_server_that_forgot_the_plan_is_told_it_and_asked_again(server: Refere
         assert list(server.plans) == [plan.plan_id]
 
 
-def test_binding_tells_of_every_server_that_refuses(corpus: ReferenceCorpus) -> None:
+def test_binding_tells_of_every_server_that_refuses(
+    corpus: ReferenceCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here however late it refuses: a loop is not held by one that does so after a second."""
+    monkeypatch.setattr(replicas, "FIRST_SECONDS", 60.0)
+    monkeypatch.setattr(replicas, "BIND_SECONDS", 60.0)
     with (
         ReferenceServer([corpus]) as right,
         ReferenceServer([make_corpus(seed=9)]) as wrong,
         ReferenceServer([corpus], plan_salt="v2") as other,
-        Replicas([right.url, wrong.url, other.url]) as replicas,
+        Replicas([right.url, wrong.url, other.url]) as opened,
         pytest.raises(errors.ReplicaUnusable, match=rf"{wrong.url} refuses .*; {other.url} makes plan"),
     ):
-        replicas.bind(PLAN)
+        opened.bind(PLAN)
