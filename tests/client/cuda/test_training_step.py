@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from corpus_client import CorpusLoader, errors
+from corpus_client.staging import ring
 from tests.client.cuda.conftest import Accelerator
 from tests.client.reference_plan import ReferenceCorpus, tokens_of_step
 
@@ -92,9 +95,21 @@ def test_compiled_step_gets_the_same_tokens(
         assert compiled(batch.tokens).tolist() == expected_score(corpus, loader, batch.step)
 
 
+@pytest.mark.parametrize("stalls", [False, True], ids=["", "a machine that stalls"])
 def test_copies_are_measured_on_the_device(
-    make_loader: MakeLoader, accelerator: Accelerator, tmp_path: Path
+    make_loader: MakeLoader,
+    accelerator: Accelerator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stalls: bool,
 ) -> None:
+    calls = count()
+
+    def stalled_clock() -> float:
+        if next(calls) == 1:
+            time.sleep(0.3)
+        return time.perf_counter()
+
     loader = make_loader(device=accelerator.name, trace_steps=50, num_steps=100)
     started = time.perf_counter()
     for _ in loader:
@@ -104,7 +119,10 @@ def test_copies_are_measured_on_the_device(
     stats = loader.stats()
     assert 0 < stats.transfer_seconds < ended - started
     assert 0 <= stats.stall_seconds < ended - started
-    loader.trace(tmp_path / "trace.json")
+    with monkeypatch.context() as patch:
+        if stalls:
+            patch.setattr(ring, "time", SimpleNamespace(perf_counter=stalled_clock))
+        loader.trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     transfers = [event for event in events if event["name"] == "transfer"]
     assert transfers
