@@ -162,5 +162,6 @@ def test_what_a_forked_child_closes_stays_open_in_the_parent(server: ReferenceSe
         get_batch(remote, 2, 4)
         assert [next(loader).step for _ in range(5)] == [1, 2, 3, 4, 5]
         assert loader._ahead is not None
-        pools = remote._replicas, loader._ahead.requests._replicas
-        assert [replicas.recorder.num_retries for replicas in pools] == [0, 0]
+        for replicas in (remote._replicas, loader._ahead.requests._replicas):
+            # Those that a late response on a stalled machine repeats are no broken ones.
+            assert replicas.recorder.num_retries <= 2 * replicas.recorder.num_hedged

@@ -79,8 +79,10 @@ def test_each_fault_leaves_the_batches_exact(
     server.next_fault = faults_then_right(None, fault)
     loader = make_loader()
     assert_exact(loader, corpus, 12)
-    # The request behind it on the connection may have to be repeated, too.
-    assert loader.stats().num_retries in ({0} if fault.kind == "slow" else {1, 2})
+    # The request behind it on the connection may have to be repeated, too; so may two of which one was late.
+    stats = loader.stats()
+    least, most = (0, 0) if fault.kind == "slow" else (1, 2)
+    assert least <= stats.num_retries <= most + 2 * stats.num_hedged
 
 
 def test_flipped_bit_passes_without_verification(

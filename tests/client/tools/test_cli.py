@@ -59,7 +59,8 @@ def test_json_for_machines(small: list[str]) -> None:
     assert 0 <= result["wait"]["median"] <= result["wait"]["p99"]
     assert 0 <= result["wait_share"] <= 1
     assert result["steps_per_request"] == 256
-    assert stats["num_retries"] == 0
+    # Two requests are on the wire: where a late one is asked for elsewhere, the other is repeated, too.
+    assert stats["num_retries"] <= 2 * stats["num_hedged"]
 
 
 def test_error_is_one_line_and_exit_code_2(server: ReferenceServer) -> None:
