@@ -52,6 +52,16 @@ FIXES = {
 }
 """What to do, by the cause of a loader's waits (`WaitSeconds`)."""
 
+MEANINGS = {
+    "server": "the server's responses",
+    "network": "the network",
+    "host": "this machine's CPU: checksums and copies",
+    "transfer": "copies to the device",
+    "retry": "pauses after failures",
+    "bucket": "the server's object store",
+}
+"""What a loader waited for, by the same names."""
+
 Status = Literal["ok", "warn", "fail"]
 STATUSES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 """From the best to the worst, with the style of a terminal."""
@@ -301,10 +311,12 @@ def bandwidth(found: BenchResult) -> Check:
     """Report a short run of a loader: data must arrive without being asked for twice."""
     stats, waits = found.stats, asdict(found.stats.wait)
     waited = sum(waits.values()) or 1.0
-    causes = ", ".join(f"{name} {each / waited:.0%}" for name, each in waits.items() if each)
+    causes = ", ".join(
+        f"{_meant(name)} {each / waited:.0%}" for name, each in waits.items() if each >= 0.005 * waited
+    )
     again = f", {stats.num_retries} requests repeated" if stats.num_retries else ""
     rates = f"{_rate(stats.tokens_per_second)}, {found.bytes_per_second / 1e6:,.0f} MB/s{again}"
-    text = f"{rates}; the loop waited for {causes or 'nothing'}"
+    text = f"{rates}; this loop, which does nothing else, waited for {causes or 'nothing'}"
     advice = FIXES["retry"] if again else ""
     return Check("bandwidth", "warn" if again else "ok", text, advice, found.as_json())
 
@@ -321,8 +333,11 @@ def bottleneck(stats: LoaderStats, rank_tokens: float, step_seconds: float | Non
     measured = {"delivered_tokens_per_second": delivered, "cause": cause, "shortest_step_seconds": shortest}
     if step_seconds is None:
         steps = f"steps of {seconds_name(shortest)} or longer ({rank_tokens:,.0f} tokens a rank)"
-        found = f"data keeps up with {steps}; below that, {cause} sets the pace"
-        advice = "is data the bottleneck? say how long a step takes with --step-seconds"
+        found = f"data keeps up with {steps}; below that, {_meant(cause)} sets the pace"
+        advice = (
+            "is data the bottleneck? say how long a step takes with --step-seconds; if steps are shorter, "
+        )
+        advice += FIXES[cause]
         return Check("bottleneck", "ok", found, advice, measured)
     needed = rank_tokens / step_seconds
     measured |= {"needed_tokens_per_second": needed, "delivered_over_needed": delivered / needed}
@@ -332,12 +347,21 @@ def bottleneck(stats: LoaderStats, rank_tokens: float, step_seconds: float | Non
     if delivered >= HEADROOM * needed:
         return Check("bottleneck", "ok", f"data is not: {rates}", measured=measured)
     if delivered >= needed:
-        found = f"data hardly keeps up: {rates}; the cause is {cause}"
+        found = f"data hardly keeps up: {rates}; the cause is {_meant(cause)}"
         return Check("bottleneck", "warn", found, FIXES[cause], measured)
     longer = f"so a step of {seconds_name(step_seconds)} takes {seconds_name(shortest)}"
     return Check(
-        "bottleneck", "fail", f"data is: {rates}, {longer}; the cause is {cause}", FIXES[cause], measured
+        "bottleneck",
+        "fail",
+        f"data is: {rates}, {longer}; the cause is {_meant(cause)}",
+        FIXES[cause],
+        measured,
     )
+
+
+def _meant(cause: str) -> str:
+    """Return a cause by its name in `LoaderStats`, and in words."""
+    return f"{cause} ({MEANINGS[cause]})"
 
 
 def _rate(tokens_per_second: float) -> str:

@@ -91,3 +91,4 @@ def test_the_cause_is_what_the_loop_waited_for_longest(cause: str) -> None:
     check = bottleneck(delivering(1e6, replace(SERVER, **{cause: 9.0})), RANK_TOKENS, 0.001)
     assert check.measured["cause"] == cause
     assert check.advice == FIXES[cause]
+    assert f"the cause is {cause} ({checks.MEANINGS[cause]})" in check.found
