@@ -7,6 +7,8 @@ A folder that only this user may enter has three files:
               them: who can take that lock knows that no server runs, and starts one
     socket    where the server listens
 
+Beside these folders lies the file `lock`, see `_remove_left`.
+
 The kernel releases the locks of a process however it ends. So no process is special: whichever needs the
 server first starts it, and one that lives on starts it again after it was killed.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -35,6 +38,9 @@ POLL_SECONDS = 0.02
 PROBE_SECONDS = 1.0
 TELL_SECONDS = 10.0
 """How often the log says that a server has not started yet: it may be downloading a corpus."""
+
+LEFT_SECONDS = 86_400.0
+"""After which the folder of a server that ended is removed; its log may say why a job failed last night."""
 
 log = logging.getLogger("corpus_client")
 
@@ -127,6 +133,7 @@ class OwnServer:
         threading.Thread(target=_reap, args=(process.pid, ended), name="corpus-server", daemon=True).start()
         for _ in self.until("start"):
             if self._responds():
+                _remove_left(self.folder.parent)
                 return
             if ended.is_set():
                 raise errors.ServerNotStarted(f"{self.what}: {self._reason(written)}")
@@ -159,6 +166,25 @@ class OwnServer:
                 path = self.folder / "log"
                 log.warning("waiting for the server of %s to %s; its log is %s", self.what, what, path)
             time.sleep(POLL_SECONDS)
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove the folders of servers that ended a day ago; the log of a younger one may still be read.
+
+    A folder of which nobody has a lock belongs to nobody, and nobody begins while the one of all is taken.
+    """
+    with closing(FileLock(parent / "lock")) as lock, suppress(OSError):
+        if not lock.take(alone=True):
+            return  # somebody begins; who starts the next server removes them
+        for folder in parent.iterdir():
+            if not folder.is_dir() or time.time() - folder.stat().st_mtime < LEFT_SECONDS:
+                continue
+            with (
+                closing(FileLock(folder / "loaders")) as loaders,
+                closing(FileLock(folder / "log")) as running,
+            ):
+                if loaders.take(alone=True) and running.take(alone=True):
+                    shutil.rmtree(folder)
 
 
 def _reap(pid: int, ended: threading.Event) -> None:
@@ -197,11 +223,15 @@ class Hold(FileLock):
     """Keeps an `OwnServer` from ending; a process that it is sent to gets one of its own."""
 
     def __init__(self, server: OwnServer) -> None:
-        super().__init__(server.folder / "loaders")
         self.server = server
-        for _ in server.until("end"):
-            if self.take(alone=False):  # else a server is about to end
-                return
+        with closing(FileLock(server.folder.parent / "lock")) as kept:
+            for _ in server.until("start"):
+                if kept.take(alone=False):  # else somebody removes folders
+                    break
+            super().__init__(server.folder / "loaders")
+            for _ in server.until("end"):
+                if self.take(alone=False):  # else a server is about to end
+                    return
 
     def __reduce__(self) -> tuple[Callable[[OwnServer], Hold], tuple[OwnServer]]:
         return Hold, (self.server,)

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from corpus_client import (
 )
 from tests.contract.by_path.processes import Corpora, Runtime
 from tests.contract.conftest import make_loader
-from tests.corpora import write_raw
+from tests.corpora import some_tokens, write_raw
 from tests.serving import environment, wait_until
 
 
@@ -47,6 +48,32 @@ def test_a_dropped_loader_lets_its_server_end(corpora: Corpora, runtime: Runtime
     next(loader)
     del loader
     runtime.check_nothing_left()
+
+
+def test_folders_of_servers_that_ended_are_removed_a_day_later(
+    corpora: Corpora, runtime: Runtime, tmp_path: Path
+) -> None:
+    """And no other: not that of last night's job, and not that of a server which runs for days."""
+    folder, days_ago = runtime.folder / "corpus-server", time.time() - 2 * 86_400
+
+    def folders() -> set[Path]:
+        return {each for each in folder.iterdir() if each.is_dir()}
+
+    def made(name: str) -> Path:
+        return write_raw(tmp_path / name, some_tokens(1000))
+
+    make_loader(made("ended.bin"), corpus=None).close()
+    (ended,) = folders()
+    with make_loader(made("runs.bin"), corpus=None) as runs:
+        (lives,) = folders() - {ended}
+        wait_until(lambda: len(runtime.servers()) == 1, "the first server does not end")
+        for each in (ended, lives):
+            os.utime(each, (days_ago, days_ago))
+        make_loader(made("young.bin"), corpus=None).close()
+        (young,) = folders() - {lives}
+        next(runs)
+    make_loader(made("other.bin"), corpus=None).close()
+    assert {lives, young} < folders()
 
 
 def test_plans_are_found_again_in_the_state_folder(corpora: Corpora) -> None:
