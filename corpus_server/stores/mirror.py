@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final
+from urllib.parse import unquote
 
 from corpus_server.corpus.corpus import Corpus
 from corpus_server.corpus.files import Closing, OpenFile
@@ -66,9 +67,11 @@ class Mirror(Closing):
 
     def __init__(self, spec: CorpusSpec, cache: Cache) -> None:
         url = f"{spec.store}{spec.path}"
+        self._store = Store(url)
+        if not self._store.lists:  # of the web, as browsers copy it: %20 for a space
+            url = unquote(url)
         self._spec, self._url, self._cache = spec, url, cache
         self._files: dict[Path, StagedFile] = {}
-        self._store = Store(url)
         _log.info("%s: opening %s", spec.name, url)  # a slow store looks like a server that hangs
         folder, self._rest, found = self._find(url, spec.include)
         if not found:
@@ -176,7 +179,9 @@ class Mirror(Closing):
     ) -> tuple[str, str, list[StoreObject]]:
         folder, _, name = path.rpartition("/")
         if patterns or not name:
-            raise InvalidParameter.expected("path", "the URL of one file: a web server lists none", url)
+            accepted = "the URL of one file, without a query or a pattern: a web server lists no files"
+            said = [url.rstrip("/"), *(each.partition("?")[0] for each in patterns[:1])]  # no signature
+            raise InvalidParameter.expected("path", accepted, "/".join(said))
         stem = PurePosixPath(name).stem
         names = [name, *(each.format(name, stem) for each in _BESIDE), *mask_names(name)]
         with ThreadPoolExecutor(_THREADS, "open") as threads:

@@ -246,6 +246,24 @@ def test_a_web_server_has_single_files(tmp_path: Path) -> None:
                 served(url, tmp_path)
 
 
+@pytest.mark.parametrize("written", ["a%20b.bin", "a b.bin", "%C3%A9.bin", "é.bin", "a+b.bin"])
+def test_a_url_of_the_web_may_be_percent_encoded(tmp_path: Path, written: str) -> None:
+    """As browsers copy it."""
+    files = {name: some_tokens(1000).tobytes() for name in ("/a%20b.bin", "/%C3%A9.bin", "/a+b.bin")}
+    with WebServer(files) as server, served(f"{server.url}/{written}", tmp_path) as catalog:
+        assert catalog.corpora["web"].num_tokens == 1000
+
+
+def test_a_signed_url_of_the_web_is_refused_and_its_signature_is_not_said(tmp_path: Path) -> None:
+    with (
+        WebServer({"/a.bin": some_tokens(1000).tobytes()}) as server,
+        pytest.raises(CorpusServerError, match=r"one file, without a query .* got '.*/a\.bin'") as caught,
+        served(f"{server.url}/a.bin?sig=abc", tmp_path),
+    ):
+        pass
+    assert "abc" not in str(caught.value)
+
+
 def test_only_urls_of_one_store_make_a_corpus() -> None:
     spec = CorpusSpec.parse("web=s3://b/x/*_train_*.bin,s3://b/y/*.bin,dtype=uint32")
     assert (spec.store, str(spec.path), spec.include) == ("s3://b", "/", ("x/*_train_*.bin", "y/*.bin"))
