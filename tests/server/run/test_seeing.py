@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from corpus_server.responses.requests import MAX_LINES
+from corpus_server.responses.requests import MAX_LINES, SLOW_SECONDS
 from tests.conftest import ServedCorpus
 from tests.corpora import some_tokens, write_raw
 from tests.raw_http import RawConnection
@@ -63,6 +63,8 @@ def test_what_failed_has_a_line_with_its_id_and_what_did_not_has_none(
     seen: tuple[RunningServer, Tokens],
 ) -> None:
     lines = [line for line in lines_of(seen[0]) if line["event"] == "request"]
+    # What takes a second has one, too; on a busy machine, anything may.
+    lines = [line for line in lines if line["status"] != 200 or line["seconds"] < SLOW_SECONDS]
     about = {
         line["request_id"]: [line[name] for name in ("status", "type", "via", "token", "route")]
         for line in lines
