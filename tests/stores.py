@@ -18,6 +18,8 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Self
 
+from tests.serving import Response
+
 _SERVE = (
     "import sys; from moto.server import ThreadedMotoServer as S; s = S('127.0.0.1', 0, verbose=False); "
     "s.start(); print(s.get_host_and_port()[1], flush=True); sys.stdin.read()"
@@ -241,6 +243,13 @@ def changed(reply: Reply) -> None:
 def after(seconds: float) -> Callable[[Reply], None]:
     """Return a fault that sends the right reply late."""
     return lambda reply: time.sleep(seconds)
+
+
+def once_staged(ask: Callable[[], Response]) -> Response:
+    """Ask until it is no more a matter of time: a busy machine may hold a store up for too long."""
+    while (response := ask()).status == 503 and response.json()["type"] == "not-staged":
+        pass
+    return response
 
 
 @functools.lru_cache(maxsize=1000)

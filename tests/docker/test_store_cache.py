@@ -14,7 +14,7 @@ from tests.buckets import NAME, Bucket
 from tests.corpora import some_tokens
 from tests.docker.proxy import STORE_CACHE
 from tests.serving import Response, RunningServer, wait_until
-from tests.stores import Faults
+from tests.stores import Faults, once_staged
 
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.skipif(STORE_CACHE.find() is None, reason="nginx is not installed here")
@@ -50,7 +50,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 def ask(server: RunningServer, step: int) -> Response:
-    return server.get("/v1/batches", corpus="web", seq_len=100, batch_size=8, order="sequential", step=step)
+    query = {"corpus": "web", "seq_len": 100, "batch_size": 8, "order": "sequential", "step": step}
+    return once_staged(lambda: server.get("/v1/batches", **query))
 
 
 def expected(step: int) -> bytes:

@@ -20,7 +20,7 @@ from tests import stores
 from tests.buckets import NAME, Bucket
 from tests.corpora import some_tokens
 from tests.serving import Response, RunningServer, check_problem, run_here, wait_until
-from tests.stores import Reply
+from tests.stores import Reply, once_staged
 
 pytest.importorskip("obstore")
 
@@ -156,7 +156,7 @@ def test_extents_that_are_here_are_served_while_others_fail_which_is_one_line(
     with start(tmp_path / "a", tmp_path / "cache") as server:
         bucket.fault = late(replaced if name == "replaced" else getattr(stores, name))
         slug = "corpus-changed" if name == "replaced" else "store-failed"
-        assert is_right(ask(server, 0), local, 0)
+        assert is_right(once_staged(lambda: ask(server, 0)), local, 0)
         seen: set[str] = set()
 
         def is_refused() -> bool:
@@ -169,7 +169,7 @@ def test_extents_that_are_here_are_served_while_others_fail_which_is_one_line(
         wait_until(is_refused)  # 500 and 503 are asked for again for longer than a response waits
         assert is_refused()
         assert seen <= {slug, "not-staged"}
-        assert is_right(ask(server, 0), local, 0)
+        assert is_right(once_staged(lambda: ask(server, 0)), local, 0)
         assert server.log().count("was not staged") == 1
         bucket.fault = lambda path, reply: None
         wait_until(lambda: is_right(ask(server, LAST), local, LAST))
@@ -181,7 +181,7 @@ def test_a_server_killed_between_two_extents_of_a_shard_goes_on_with_those_that_
     cache = tmp_path / "cache"
     with start(tmp_path / "a", cache) as server:
         bucket.fault = late(stores.after(60.0))
-        assert is_right(ask(server, 0), local, 0)
+        assert is_right(once_staged(lambda: ask(server, 0)), local, 0)
         wait_until(lambda: list((cache / "extents").glob("*/*/.tokens.tmp")))
         server.kill()
         num_whole = staged(cache)
@@ -189,8 +189,8 @@ def test_a_server_killed_between_two_extents_of_a_shard_goes_on_with_those_that_
         bucket.fault = lambda path, reply: None
         server.start()
         assert (staged(cache), list((cache / "extents").glob("*/*/.tokens.tmp"))) == (num_whole, [])
-        assert is_right(ask(server, 0), local, 0)
-        assert is_right(ask(server, LAST), local, LAST)
+        assert is_right(once_staged(lambda: ask(server, 0)), local, 0)
+        assert is_right(once_staged(lambda: ask(server, LAST)), local, LAST)
 
 
 def test_a_full_disk_is_said_in_one_line_and_what_fits_is_served(
@@ -200,14 +200,14 @@ def test_a_full_disk_is_said_in_one_line_and_what_fits_is_served(
     subprocess.run(["mount", "-o", "remount,size=64k", small_disk], check=True)
     with start(tmp_path / "a", small_disk / "cache") as server:
         first = time.monotonic()
-        assert is_right(ask(server, 0), local, 0)
+        assert is_right(once_staged(lambda: ask(server, 0)), local, 0)
         wait_until(lambda: "No space left on device" in server.log(), "steps ahead fill the disk")
         for _ in range(3):
             began = time.monotonic()
-            problem = check_problem(ask(server, 3 * LAST), 503, "cache-full")
+            problem = check_problem(once_staged(lambda: ask(server, 3 * LAST)), 503, "cache-full")
             assert time.monotonic() - began < 30
             assert "No space left on device" in problem["detail"]
-            assert is_right(ask(server, 0), local, 0)
+            assert is_right(once_staged(lambda: ask(server, 0)), local, 0)
         num_said = server.log().count("No space left on device")
         assert 1 <= num_said <= 1 + (time.monotonic() - first) / 60  # it is said again after each minute
         subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
@@ -241,7 +241,7 @@ def test_an_extent_that_is_cut_or_given_up_while_it_is_served_is_never_read_as_z
             steps = range(0, NUM_SHARDS * SHARD_WINDOWS // NUM_ROWS, 3 if cache_shards == 7 else 200)
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(wait_for, steps))
-            assert is_right(ask(server, 0), local, 0)
+            assert is_right(once_staged(lambda: ask(server, 0)), local, 0)
             spoil()
             for _ in range(3):
                 is_right(ask(server, 0), local, 0)

@@ -12,6 +12,7 @@ import pytest
 from tests.corpora import some_tokens, write_raw
 from tests.server.stores.served import metrics
 from tests.serving import Response, RunningServer, wait_until
+from tests.stores import once_staged
 
 pytest.importorskip("obstore")
 
@@ -53,10 +54,12 @@ def test_a_plan_whose_extents_fill_the_cache_makes_room_for_the_request_of_anoth
             posted = server.post_plan({"seq_len": 16, "order": "sequential", "stages": stages})
             plans[name] = str(posted.json()["id"])
         for step in range(3):
-            assert server.get("/v1/batches", plan=plans["a"], step=step).status == 200
+            asked = {"plan": plans["a"], "step": step}
+            assert once_staged(lambda asked=asked: server.get("/v1/batches", **asked)).status == 200
         wait_until(lambda: metrics(server)["corpus_cache_bytes"] == 30 * 65536)
         for start in [*range(0, 30 * 32768, 32768)] * workers:
-            response = server.get("/v1/corpora/a/tokens", start=start, count=32768, format="raw")
+            its = {"start": start, "count": 32768, "format": "raw"}
+            response = once_staged(lambda its=its: server.get("/v1/corpora/a/tokens", **its))
             assert response.status == 200
         expected = (tmp_path / "b" / "0.bin").read_bytes()[:34]
         # Until the rank of `a` counts as gone, which takes longer, there was no room.

@@ -23,6 +23,7 @@ from tests.corpora import some_tokens, spec, write_npy, write_raw
 from tests.metadata import write_metadata
 from tests.server.stores.served import SEQ_LEN, SHARD_BYTES, SHARD_TOKENS, SHARD_WINDOWS, document, metrics
 from tests.serving import Response, RunningServer, check_problem, wait_until
+from tests.stores import once_staged
 
 pytest.importorskip("obstore")
 
@@ -79,7 +80,8 @@ class World:
 
     def ask(self, extent_bytes: int, path: str, **query: object) -> Response:
         """Ask both servers; return the response, which is the same."""
-        ours, theirs = (each.get(path, **query) for each in (self.there[extent_bytes], self.here))
+        ours = once_staged(lambda: self.there[extent_bytes].get(path, **query))
+        theirs = self.here.get(path, **query)
         assert (ours.status, ours.body) == (200, theirs.body), (path, query)
         assert ours.headers["Corpus-Checksum"] == theirs.headers["Corpus-Checksum"]
         return ours
@@ -139,7 +141,7 @@ def test_the_shards_of_the_next_steps_are_listed_and_staged(world: World) -> Non
     indices = server.get("/v1/indices", plan=plan, step=0, count=steps).json()
     used = {indices["shards"][shard]["name"] for batch in indices["indices"] for shard, _ in batch}
     assert {each["name"] for each in listed["shards"]} == used
-    assert server.get("/v1/batches", plan=plan, step=0).status == 200
+    assert once_staged(lambda: server.get("/v1/batches", plan=plan, step=0)).status == 200
 
     def is_local() -> bool:
         """The next group comes without being asked for."""
@@ -166,8 +168,8 @@ def test_batches_are_those_of_local_files(world: World, extent_bytes: int, block
         world.ask(extent_bytes, "/v1/batches", plan=plan, step=step, count=2)
     world.ask(extent_bytes, "/v1/corpora/web/tokens", start=19_990, count=100)
     receipt = f"/v1/plans/{plan}/receipt"
-    ours, theirs = (each.get(receipt, step=30) for each in (world.there[extent_bytes], world.here))
-    assert (ours.status, ours.body) == (200, theirs.body)
+    ours = once_staged(lambda: world.there[extent_bytes].get(receipt, step=30))
+    assert (ours.status, ours.body) == (200, world.here.get(receipt, step=30).body)
     now = metrics(world.there[extent_bytes])
 
     def counted(name: str) -> float:

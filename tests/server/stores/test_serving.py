@@ -29,7 +29,7 @@ from tests.server.stores.served import (
     windows,
 )
 from tests.serving import Response, RunningServer, check_problem, wait_until
-from tests.stores import Faults, Reply, WebServer
+from tests.stores import Faults, Reply, WebServer, once_staged
 
 pytest.importorskip("obstore")
 
@@ -97,10 +97,8 @@ class Served:
         return self.server.get("/v1/batches", **query)
 
     def answer(self, name: str) -> Response:
-        """Ask until it is no more a matter of time: the machine may be busy."""
-        while (response := self.ask(name)).status == 503 and response.json()["type"] == "not-staged":
-            pass
-        return response
+        """Ask for it until it is no more a matter of time."""
+        return once_staged(lambda: self.ask(name))
 
     def is_right(self, name: str) -> bool:
         """Ask for the first batch; tell whether it is that of the file."""
@@ -243,7 +241,7 @@ def test_where_rows_lie_is_told_without_staging_and_their_masks_with_it(served: 
         ("loss_mask", (bytes([1, 0] * 50) + bytes([0, 1] * 50)) * 4, 2),
     ):
         query = {**rows, "step": 0, "format": "raw", "with": names}
-        response = served.server.get("/v1/indices", **query)
+        response = once_staged(lambda query=query: served.server.get("/v1/indices", **query))
         assert (response.status, response.body[128:]) == (200, beside)
         assert len(served.copies() - before) == num_copies
 
