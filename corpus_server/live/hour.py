@@ -49,6 +49,9 @@ HOUR_SECONDS = 3600.0
 MAX_SHOWN_RANKS = 1024
 """Ranks in a response: those that asked last."""
 
+LATE_SECONDS = 10.0
+"""How long after a loader's end a busy worker may read a request that was sent before."""
+
 AVERAGE_SECONDS = 30.0
 """Time constant of averages: with steps of 10 s, single samples would hop between 0 and 2."""
 
@@ -197,17 +200,19 @@ def _plans(change: Change, now: float, average: Callable[[str, float], float]) -
         last = change.before.get(RANKS.name, {}).get(key, numbers)
         speed, waiting, sending = (
             average(f"{k} {' '.join(key)}", b - a)
-            for k, (a, b) in enumerate(zip(last[4:], numbers[4:], strict=True))
+            for k, (a, b) in enumerate(zip(last[6:], numbers[6:], strict=True))
         )
         trained = average(f"trained {' '.join(key)}", numbers[2] - last[2] if last[2] >= 0 else 0.0)
         run, plan, world_size, rank = key
+        has_ended = _has_ended(*numbers[:6])
+        trained_step = int(numbers[4] if has_ended else numbers[2])
         runs.setdefault(run, {}).setdefault(plan, []).append(
             Rank(
                 rank=int(rank),
                 world_size=int(world_size),
                 step=int(numbers[1]),
-                trained_step=int(numbers[2]) if numbers[2] >= 0 else None,
-                has_ended=bool(numbers[3]),
+                trained_step=trained_step if trained_step >= 0 else None,
+                has_ended=has_ended,
                 seen_unix_seconds=numbers[0],
                 steps_per_second=speed,
                 trained_steps_per_second=trained if numbers[2] >= 0 else None,
@@ -227,6 +232,18 @@ def _plans(change: Change, now: float, average: Callable[[str, float], float]) -
         for run in sorted(runs, key=lambda each: (each in TOOLS, not each))
         for plan, ranks in runs[run].items()
     ]
+
+
+def _has_ended(
+    seen: float, step: float, trained: float, ended: float, ended_step: float, begun: float
+) -> bool:
+    """Return whether a loader has ended, from the numbers of its rank, see `RANKS`.
+
+    A request that it had sent before, and that a busy worker read after its end, says a step that it had
+    yielded. The first requests of another loader say none.
+    """
+    is_late = 0 <= trained <= ended_step and seen - ended < LATE_SECONDS
+    return ended > begun and (ended >= seen or is_late)
 
 
 def _cache(change: Change) -> Held | None:

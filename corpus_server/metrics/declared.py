@@ -121,13 +121,14 @@ class _Ranks(Shared):
     """What each rank asked for. No metric, since there may be thousands: for `/v1/live`.
 
     A series is when a rank asked last (unix seconds), its last step, the step that it had trained (-1: not
-    known), whether its loader has ended (0 or 1), and three sums: steps, seconds in which responses were
-    made, seconds of sending.
+    known), when its loader ended (0: it has not) and the step that it had yielded last, when it asked last
+    without a step that it had trained, and three sums: steps, seconds in which responses were made, seconds
+    of sending.
     """
 
     def add_up(self, a: list[float], b: list[float]) -> list[float]:
-        """Return the numbers of two processes as one; the step that was asked for last counts."""
-        return [*max(a[:4], b[:4]), *sums(a[4:], b[4:])]
+        """Return the numbers of two processes as one; the latest request counts, and the latest end."""
+        return [*max(a[:3], b[:3]), *max(a[3:5], b[3:5]), max(a[5], b[5]), *sums(a[6:], b[6:])]
 
 
-RANKS: Final = _Ranks("ranks", ("run", "plan", "world_size", "rank"), width=7, max_ended=MAX_RANKS)
+RANKS: Final = _Ranks("ranks", ("run", "plan", "world_size", "rank"), width=9, max_ended=MAX_RANKS)

@@ -49,16 +49,19 @@ class Reader:
         seen_seconds, seen_unix_seconds, last_step: monotonic time, unix time and last step of its latest
             request. Workers compare the unix times, which a conversion would shift by some milliseconds.
         trained_step: the last step that its loader had yielded by then; None: it did not say.
-        has_ended: whether the loader has said that it asks for no more.
+        end: unix time at which the loader said that it asks for no more, 0.0 if it never did, and the step
+            that it had yielded last. A request that it sent before may be read later.
+        begun: unix time of the latest request that says no step: a loader has yielded none yet.
         bound: its plan; None when idle, so that the plan need not stay in memory.
         work: by subscriber; None until tokens are read for it.
         counts: steps sent, seconds in which responses were made, seconds of sending.
     """
 
     __slots__ = (
+        "begun",
         "bound",
         "counts",
-        "has_ended",
+        "end",
         "last_step",
         "seen_seconds",
         "seen_unix_seconds",
@@ -69,7 +72,7 @@ class Reader:
     def __init__(self) -> None:
         self.seen_seconds, self.seen_unix_seconds, self.last_step = 0.0, 0.0, 0
         self.trained_step: int | None = None
-        self.has_ended = False
+        self.end, self.begun = (0.0, 0), 0.0
         self.bound: BoundPlan | None = None
         self.work: list[tuple[Subscriber[Any], Ahead]] | None = None
         self.counts = [0.0, 0.0, 0.0]
@@ -80,7 +83,7 @@ class Reader:
         self.counts[1] += making_seconds
         self.counts[2] += sending_seconds
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End all work ahead of it."""
         for subscriber, work in self.work or ():
             work.has_ended = True
@@ -134,9 +137,11 @@ class Registry:
                 return None
             self._active[key] = reader
             reader.seen_seconds, reader.seen_unix_seconds = now, time.time()
-            reader.last_step, reader.trained_step, reader.has_ended = steps.stop - 1, trained_step, False
+            reader.last_step, reader.trained_step = steps.stop - 1, trained_step
+            if trained_step is None:
+                reader.begun = reader.seen_unix_seconds
             if reader.bound is not bound:  # new, or the catalogue was reloaded
-                reader.end()
+                reader.stop()
                 reader.bound = bound
             if not reads_tokens:
                 return reader
@@ -162,10 +167,10 @@ class Registry:
                 if (reader := self._new()) is None:
                     return
                 reader.last_step = trained_step
-            reader.end()
+            reader.stop()
             self._idle[key] = reader
             reader.seen_unix_seconds = time.time()
-            reader.trained_step, reader.has_ended = trained_step, True
+            reader.trained_step, reader.end = trained_step, (reader.seen_unix_seconds, trained_step)
 
     def _new(self) -> Reader | None:
         """Return a reader, in the place of one that is idle; None if there is no place."""
@@ -190,11 +195,11 @@ class Registry:
         """Return what the page shows of readers to which something was sent, or which have ended.
 
         By run, plan, world size and rank: unix time and last step of its latest request, the step that was
-        trained (-1: not known), whether its loader has ended, then `Reader.counts`.
+        trained (-1: not known), `Reader.end` and `begun`, then `Reader.counts`.
         """
         with self._lock:
             active, idle = list(self._active.items()), list(self._idle.items())
-        shown = [each for each in (*active, *reversed(idle)) if each[1].counts[0] or each[1].has_ended]
+        shown = [each for each in (*active, *reversed(idle)) if each[1].counts[0] or each[1].end[0]]
         if len(shown) > MAX_COUNTED:  # always the same ones: the page shows how their counts grow
             shown.sort(key=lambda each: (each[1].bound is None, each[0]))
         return {
@@ -202,7 +207,8 @@ class Registry:
                 its.seen_unix_seconds,
                 its.last_step,
                 -1 if its.trained_step is None else its.trained_step,
-                its.has_ended,
+                *its.end,
+                its.begun,
                 *its.counts,
             ]
             for (run, plan, world_size, rank), its in shown[:MAX_COUNTED]
@@ -215,4 +221,4 @@ class Registry:
                 return
             del self._active[key]
             self._idle[key] = reader
-            reader.end()
+            reader.stop()

@@ -64,9 +64,9 @@ def test_nothing_answered_is_null_and_not_zero() -> None:
 
 
 def test_a_worker_that_was_killed_makes_no_rate_negative() -> None:
-    ranks = {("", PLAN, "1", "0"): [5.0, 7.0, -1, 0, 8.0, 1.0, 1.0]}
+    ranks = {("", PLAN, "1", "0"): [5.0, 7.0, -1, 0, 0, 0, 8.0, 1.0, 1.0]}
     state = advance({}, counted(requests=100, ranks=ranks), 0.0)
-    lost = {("", PLAN, "1", "0"): [6.0, 8.0, -1, 0, 7.0, 0.5, 0.5]}
+    lost = {("", PLAN, "1", "0"): [6.0, 8.0, -1, 0, 0, 0, 7.0, 0.5, 0.5]}
     state = advance(state, counted(requests=90, ranks=lost), 5.0)
     assert last(state)["requests_per_second"] == 0
     (rank,) = state["response"]["plans"][0]["ranks"]
@@ -94,7 +94,7 @@ def test_the_shares_of_a_rank_come_near_to_what_it_does() -> None:
     state: live.State = {}
     for k in range(60):
         now = 5.0 * k
-        ranks = {("", PLAN, "8", "3"): [now, 10.0 * k, -1, 0, 10.0 * k, 2.0 * k, 0.5 * k]}
+        ranks = {("", PLAN, "8", "3"): [now, 10.0 * k, -1, 0, 0, 0, 10.0 * k, 2.0 * k, 0.5 * k]}
         state = advance(state, counted(ranks=ranks), now)
     (plan,) = state["response"]["plans"]
     (rank,) = plan["ranks"]
@@ -110,7 +110,7 @@ def test_steps_that_were_trained_are_told_from_those_that_were_asked_for() -> No
     """A loader that fetches ahead asks for 100 steps/s at first, and its loop trains 4."""
     state: live.State = {}
     for k in range(60):
-        ranks = {("", PLAN, "1", "0"): [5.0 * k, 500.0 * k, 20.0 * k, 0, 500.0 * k, 0.0, 0.0]}
+        ranks = {("", PLAN, "1", "0"): [5.0 * k, 500.0 * k, 20.0 * k, 0, 0, 0, 500.0 * k, 0.0, 0.0]}
         state = advance(state, counted(requests=50 * k, ranks=ranks), 5.0 * k)
     (rank,) = state["response"]["plans"][0]["ranks"]
     assert rank["steps_per_second"] == pytest.approx(100, rel=0.01)
@@ -132,7 +132,7 @@ def test_samples_and_ranks_are_kept_for_an_hour_and_no_more_than_are_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hour, "MAX_SHOWN_RANKS", 3)
-    ranks = {("", PLAN, "8", str(k)): [10.0 * k, 1.0, -1, 0, 1.0, 0.0, 0.0] for k in range(5)}
+    ranks = {("", PLAN, "8", str(k)): [10.0 * k, 1.0, -1, 0, 0, 0, 1.0, 0.0, 0.0] for k in range(5)}
     state: live.State = {}
     for now in range(0, 8000, 500):
         state = advance(state, counted(ranks=ranks), float(now))
@@ -146,7 +146,9 @@ def test_samples_and_ranks_are_kept_for_an_hour_and_no_more_than_are_shown(
 
 def test_plans_are_grouped_by_run_and_tools_come_last() -> None:
     seen = {("", "c"): 50.0, ("a", "d"): 20.0, ("bench", "c"): 40.0, ("b", "c"): 30.0, ("a", "c"): 10.0}
-    ranks = {(run, plan, "1", "0"): [at, 99.0, at, 0, 1.0, 0.0, 0.0] for (run, plan), at in seen.items()}
+    ranks = {
+        (run, plan, "1", "0"): [at, 99.0, at, 0, 0, 0, 1.0, 0.0, 0.0] for (run, plan), at in seen.items()
+    }
     plans = advance({}, counted(ranks=ranks), 60.0)["response"]["plans"]
     assert [(each["run"], each["plan"], each["is_tool"]) for each in plans] == [
         ("b", "c", False),
@@ -208,9 +210,30 @@ def test_the_hour_begins_anew_where_the_file_of_it_is_damaged_or_of_another_rele
 
 def test_a_rank_that_moved_to_another_worker_is_one_rank() -> None:
     key = ("a", PLAN, "1", "0")
-    before, after = [10.0, 7.0, 5, 0, 8.0, 1.0, 0.5], [20.0, 3.0, -1, 1, 4.0, 0.25, 0.5]
+    before, after = [10.0, 7.0, 5, 9.0, 4, 3.0, 8.0, 1.0, 0.5], [20.0, 3.0, -1, 0, 0, 20.0, 4.0, 0.25, 0.5]
     total = add_up([counted(ranks={key: after}), counted(ranks={key: before})])
-    assert total["ranks"] == {key: [20.0, 3.0, -1, 1, 12.0, 1.25, 1.0]}
+    assert total["ranks"] == {key: [20.0, 3.0, -1, 9.0, 4, 20.0, 12.0, 1.25, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("seen", "trained", "ended", "begun", "has_ended"),
+    [
+        (100.0, 39, 0.0, 90.0, False),
+        (100.0, 39, 100.0, 90.0, True),
+        (105.0, 38, 100.0, 90.0, True),  # sent before the end, and read after it
+        (105.0, -1, 100.0, 105.0, False),  # the first request of the next loader
+        (105.0, 3, 100.0, 101.0, False),  # a later one
+        (105.0, 40, 100.0, 90.0, False),
+        (111.0, 20, 100.0, 90.0, False),
+    ],
+)
+def test_a_loader_has_ended_until_another_one_asks(
+    seen: float, trained: float, ended: float, begun: float, has_ended: bool
+) -> None:
+    ranks = {("", PLAN, "1", "0"): [seen, 50.0, trained, ended, 39.0, begun, 9.0, 0.0, 0.0]}
+    (rank,) = advance({}, counted(ranks=ranks), 120.0)["response"]["plans"][0]["ranks"]
+    assert rank["has_ended"] == has_ended
+    assert rank["trained_step"] == (39 if has_ended else None if trained < 0 else trained)
 
 
 def test_a_clock_that_was_set_back_makes_no_absurd_rates() -> None:

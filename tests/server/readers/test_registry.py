@@ -175,7 +175,7 @@ def test_what_the_page_shows_of_a_rank_is_the_step_asked_for_last_and_what_was_s
     world.registry.end_idle()
     plan = world.bound.plan.id
     expected = {
-        ("", plan, "8", "0"): [5e8 + 1001.5, 9.0, -1, False, 4.0, 1.5, 0.75],
-        ("a", plan, "8", "0"): [5e8 + 1000, 31.0, 12, False, 2.0, 0.0, 0.0],
+        ("", plan, "8", "0"): [5e8 + 1001.5, 9.0, -1, 0.0, 0, 5e8 + 1001.5, 4.0, 1.5, 0.75],
+        ("a", plan, "8", "0"): [5e8 + 1000, 31.0, 12, 0.0, 0, 0.0, 2.0, 0.0, 0.0],
     }
     assert world.registry.counts() == expected

@@ -16,7 +16,7 @@ import pytest
 from corpus_server.admission.load import MAX_FOLLOWERS
 from tests.corpora import some_tokens, write_raw
 from tests.reference import one_source
-from tests.serving import RunningServer, ask, check_problem
+from tests.serving import RunningServer, ask, check_problem, wait_until
 from tests.tokens import Tokens
 
 SECONDS = 60.0
@@ -88,6 +88,29 @@ def test_every_worker_shows_the_ranks_of_all_and_a_follower_what_is_new(server: 
     assert ranks_of(response, plan) == expected
     assert response["num_workers"] == 2
     assert response["refusals"]["invalid-parameter"] >= 1
+
+
+def test_a_request_that_is_read_after_the_end_of_its_loader_does_not_undo_it(server: RunningServer) -> None:
+    """A worker that got no processor reads it late. The failure was: the run was shown as silent."""
+    plan = server.post_plan(PLAN).json()["id"]
+
+    def ask_for(step: int, method: str = "GET", trained: int | None = None) -> None:
+        headers = {"Corpus-Run": "late"} | ({} if trained is None else {"Corpus-Trained-Step": str(trained)})
+        assert server.get("/v1/batches", plan=plan, step=step, method=method, headers=headers).status == 200
+
+    def rank() -> Any:
+        shown = [each["ranks"] for each in server.get("/v1/live").json()["plans"] if each["run"] == "late"]
+        return shown[0][0] if shown else {"step": -1}
+
+    ask_for(5)
+    ask_for(3, "HEAD", trained=3)
+    for step in range(6, 14):  # of both workers
+        ask_for(step, trained=2)
+    wait_until(lambda: rank()["step"] == 13, rank)
+    assert (rank()["has_ended"], rank()["trained_step"]) == (True, 3)
+    ask_for(0)  # another loader, which goes on from a checkpoint
+    ask_for(1, trained=0)
+    wait_until(lambda: not rank()["has_ended"], rank)
 
 
 def test_a_head_of_the_stream_ends(server: RunningServer) -> None:
