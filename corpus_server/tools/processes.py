@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from corpus_server import watched
 from corpus_server.errors import CorpusServerError
+from corpus_server.user_files import reason_of
 
 T = TypeVar("T")
 
@@ -67,10 +68,16 @@ def counted_in_processes(
         return
     # Not fork: a tokenizer's threads would not be in the child, but the locks that they hold would.
     context = multiprocessing.get_context("spawn")
-    theirs, ours = context.Pipe(duplex=False)
     num_processes = min(num_processes, len(calls))
-    total = context.Value("q")
-    executor = ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=(theirs, total))
+    try:
+        total = context.Value("q")  # its lock, and the pool's, are semaphores of POSIX: files in /dev/shm
+        theirs, ours = context.Pipe(duplex=False)
+        executor = ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=(theirs, total))
+    except OSError as error:
+        raise CorpusServerError(
+            f"{what} needs /dev/shm for the locks of its processes, which cannot be made: {reason_of(error)}",
+            remedy="let this user write to /dev/shm, and make room there",
+        ) from error
     try:
         with _interrupts_blocked():
             pending = {executor.submit(_watched, work, *call) for call in calls}

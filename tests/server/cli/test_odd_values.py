@@ -229,6 +229,23 @@ def test_digests_of_metadata_that_cannot_be_written_are_named(here: None) -> Non
     assert "documents: the digest of the metadata cannot be written: Read-only file system" in done.stderr
 
 
+IN_READ_ONLY_SHM = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro none /dev/shm && exec "$@"', "sh"]
+
+
+@pytest.mark.skipif(
+    subprocess.run([*IN_READ_ONLY_SHM, "true"], capture_output=True, check=False).returncode != 0,
+    reason="no file system can be mounted here",
+)
+def test_a_folder_of_locks_that_cannot_be_written_is_named(here: None) -> None:
+    words = [*IN_READ_ONLY_SHM, *command(*BUILD, "new")]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: the build needs /dev/shm for the locks of its processes, which cannot be made: Read-only "
+        "file system (let this user write to /dev/shm, and make room there)\n"
+    )
+
+
 @contextmanager
 def answering(body: bytes) -> Iterator[str]:
     """Yield the address of a server that answers each question alike."""
