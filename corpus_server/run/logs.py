@@ -60,12 +60,13 @@ class _Lines(logging.Formatter):
         # Names of files may hold line ends or terminal commands.
         fields = {key: printable(each) if isinstance(each, str) else each for key, each in fields.items()}
         event, level = printable(record.getMessage()), record.levelname.lower()
-        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
-        when = when.replace("+00:00", "Z")
+        # Text is for people, whose terminals have 80 columns.
+        unit = "microseconds" if self._as_json else "seconds"
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec=unit).replace("+00:00", "Z")
         if self._as_json:
             fields |= {"exception": trace} if trace else {}
             return json.dumps({**fields, "event": event, "level": level, "timestamp": when}, default=repr)
-        shown = f"[{level:<8}]"
+        shown = f"[{level}]"
         if self._has_color:
             shown = f"\x1b[{_COLORS.get(level, 0)}m{shown}\x1b[0m"
         line = " ".join([when, shown, event, *(f"{key}={_spelled(each)}" for key, each in fields.items())])

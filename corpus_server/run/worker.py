@@ -200,15 +200,16 @@ def _name_corpora(service: Service) -> None:
     """Say in the log what is served, and which corpora hold ids that their tokenizers do not have."""
     for corpus in service.catalog.corpora.values():
         num_shards = len(corpus.shards)
+        kind, _, digits = corpus.fingerprint.rpartition("-")
         _log.info(
-            "%s: %s %s tokens in %d shard%s, %s%s...",
+            "%s: %s %s tokens, %d shard%s, %s%s",
             corpus.name,
             f"{corpus.num_tokens:,}",
             corpus.dtype.name,
             num_shards,
             "" if num_shards == 1 else "s",
             f"{corpus.num_masks} loss masks, " if corpus.num_masks else "",
-            corpus.fingerprint[:20],
+            f"{kind}-{digits[:8]}",
         )
 
     def warn() -> None:

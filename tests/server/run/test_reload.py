@@ -120,7 +120,7 @@ def test_a_mistake_changes_nothing_and_is_one_line(site: Site) -> None:
         lines = [
             line
             for line in site.server.log().removeprefix(before).splitlines()
-            if not line.startswith("INFO ") and "[info " not in line
+            if not line.startswith("INFO ") and "[info]" not in line
         ]
         assert len(lines) == 1, lines
         assert said in lines[0]

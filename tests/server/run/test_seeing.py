@@ -100,6 +100,13 @@ def test_what_strangers_send_cannot_fill_the_log(corpora: dict[str, ServedCorpus
     assert {json.loads(line)["event"] for line in lines if "more requests" not in line} == {"request"}
 
 
+def test_a_start_fits_a_terminal(corpora: dict[str, ServedCorpus], tmp_path: Path) -> None:
+    with RunningServer({"web": corpora["web"].path}, tmp_path, arguments=["--log-format", "text"]) as server:
+        lines = server.log().splitlines()
+    assert [line for line in lines if "web: 9,834 uint16 tokens, 3 shards, " in line], lines
+    assert max(map(len, lines)) <= 80, lines
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_name_cannot_forge_a_line_of_the_log(tmp_path: Path, form: str) -> None:
     """A shard whose name has line ends and escapes of a terminal changes, and the log says so."""
