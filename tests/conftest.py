@@ -209,6 +209,12 @@ def server(
 
 
 @pytest.fixture
+def receipts_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a checkpoint wait for its receipt however long a busy machine takes; after 2 s it has none."""
+    monkeypatch.setattr("corpus_client.plan.receipts.RECEIPT_SECONDS", 300.0)
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system in memory with room for 1 MB."""
     folder = tmp_path / "disk"

@@ -25,6 +25,7 @@ OF_PLAN = {"corpus": None, "seq_len": None, "global_batch_size": None, "order": 
 STRIDED = make_plan(corpus="web", seq_len=16, global_batch_size=12, order="sequential", stride=17)
 
 
+@pytest.mark.usefixtures("receipts_in_time")
 def test_state_is_small_readable_json_and_counts_what_was_yielded(
     make_loader: MakeLoader, corpus: ReferenceCorpus
 ) -> None:

@@ -151,6 +151,7 @@ def test_world_sizes_in_any_sequence_over_two_stages(replicas: Replicas) -> None
     run()
 
 
+@pytest.mark.usefixtures("receipts_in_time")
 def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path) -> None:
     """Where the sampled fingerprint sees the change, by it; where it does not, by the batch's receipt."""
     tokens = some_tokens(1 << 18)

@@ -293,6 +293,7 @@ def test_history_is_compared_by_places_where_a_wider_source_comes_in(
             loader.extend({"mixture": {"web": 0.5, "wide": 0.5}})
 
 
+@pytest.mark.usefixtures("receipts_in_time")
 def test_a_server_that_forgot_its_plans_is_told_them(
     make_loader: MakeLoader, server: ReferenceServer
 ) -> None:
@@ -305,6 +306,7 @@ def test_a_server_that_forgot_its_plans_is_told_them(
     assert loader.state_dict(receipt=True)["next_batch"] == expected
 
 
+@pytest.mark.usefixtures("receipts_in_time")
 def test_closed_loaders_are_not_extended(make_loader: MakeLoader) -> None:
     loader = make_loader()
     loader.close()
@@ -351,6 +353,7 @@ def test_a_checkpoint_neither_fails_nor_waits_for_its_receipt(
     expect(take(again, 2), loader.plan, 3)
 
 
+@pytest.mark.usefixtures("receipts_in_time")
 def test_other_tokens_under_the_same_fingerprint_are_refused(
     make_loader: MakeLoader, server: ReferenceServer
 ) -> None:
