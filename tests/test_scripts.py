@@ -1,5 +1,6 @@
 """What the scripts stand on: their corpus, their model, their processes and their shell."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -12,13 +13,14 @@ import time
 import tomllib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from scripts import processes
-from scripts.quickstart_lib import text
+from scripts.quickstart_lib import text, training
 
 ROOT = Path(__file__).parents[1]
 
@@ -160,6 +162,26 @@ def test_ctrl_c_before_the_first_step_ends_the_tour_as_ctrl_c_does(home: Path, t
     tour.communicate()
     assert tour.returncode == 130
     assert_no_server_listens("".join(lines))
+
+
+def test_ctrl_c_while_the_trainer_starts_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trained on in a session of its own, and nobody knew."""
+    start, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    monkeypatch.setattr(training.subprocess, "Popen", interrupted)
+    code = None
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            code = training.run([sys.executable, "-c", "import time; time.sleep(3600)"])
+    finally:
+        started[0].kill()
+        started[0].wait()
+    assert code == -signal.SIGTERM
 
 
 def test_a_tour_that_cannot_have_its_port_says_so_in_one_line(home: Path, tmp_path: Path) -> None:

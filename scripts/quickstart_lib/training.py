@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 EXAMPLE = Path(__file__).parents[2] / "client" / "examples" / "train.py"
 
@@ -31,13 +32,24 @@ def command(url: str, device: str, *flags: str) -> list[str]:
 def run(command: list[str]) -> int:
     """Run it to its end, and return its exit code; Ctrl-C and SIGTERM let it save a checkpoint first.
 
-    It gets a session of its own, so that it is told once.
+    It gets a session of its own, so that it is told once. One that is only starting is ended, too: an
+    exception inside `Popen` would leave it behind.
     """
-    with subprocess.Popen(command, start_new_session=True) as process:
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, lambda *_: process.terminate()) for number in numbers}
-        try:
+    told: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
+
+    def tell(number: int, _: FrameType | None) -> None:
+        told.append(number)
+        for process in started:
+            process.terminate()
+
+    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with subprocess.Popen(command, start_new_session=True) as process:
+            started.append(process)
+            if told:
+                process.terminate()
             return process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
