@@ -9,6 +9,13 @@ import stat
 from collections import Counter
 from typing import Any
 
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # Windows has none, and no named pipes among its files
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=)`; a named pipe would wait for its writer."""
+    return os.open(path, flags | _NONBLOCK)
+
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """Return the UTF-8 text of a file, or of a pipe while somebody writes into it, as `<(...)` of a shell.
@@ -19,12 +26,12 @@ def read_text(path: str | os.PathLike[str]) -> str:
         OSError: it cannot be read, is a device, or a pipe into which nobody writes.
         UnicodeDecodeError: it is no text.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb") as file:  # noqa: PTH123
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISCHR(mode) and not os.isatty(fd):  # /dev/zero has no end
+    with open(path, "rb", opener=without_waiting) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISCHR(mode) and not file.isatty():  # /dev/zero has no end
             raise OSError(errno.EINVAL, "expected a file, found a device", os.fspath(path))
-        os.set_blocking(fd, True)
+        if _NONBLOCK:
+            os.set_blocking(file.fileno(), True)
         content = file.read()
     if stat.S_ISFIFO(mode) and not content:
         raise OSError(errno.EINVAL, "expected a file, found a pipe into which nobody writes", os.fspath(path))

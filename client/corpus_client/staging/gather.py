@@ -22,6 +22,7 @@ import numpy.typing as npt
 from corpus_client import errors
 from corpus_client.network.control import ShardDescription
 from corpus_client.staging.guard import GuardedMap, guard
+from corpus_client.user_files import without_waiting
 
 Tokens = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.int64]
@@ -57,7 +58,7 @@ class LocalShard:
         self.tokens: Tokens = np.empty(0, described.dtype)
         self._guarded: GuardedMap | None = None
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=without_waiting) as file:
                 self._opened = _identity(os.fstat(file.fileno()))
                 if self._opened[0] == described.size_bytes and described.num_tokens:
                     self.tokens = self._mapped(file)

@@ -209,6 +209,15 @@ def test_a_file_that_is_not_the_shard_is_refused(tmp_path: Path, size: int | Non
     )
 
 
+def test_a_pipe_in_place_of_a_shard_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.bin")
+    described = ShardDescription(
+        corpus="web", name="a.bin", file="a.bin", num_tokens=4, dtype="uint8", data_offset=0, size_bytes=4
+    )
+    with pytest.raises(errors.LocalCopyMismatch, match="must have 4 bytes, got 0"):
+        LocalShard(tmp_path / "a.bin", described)
+
+
 def test_a_window_that_is_longer_than_every_shard_is_nowhere(tmp_path: Path) -> None:
     with closing(shard_of(np.arange(9, dtype="uint16"), tmp_path / "a.bin")) as shard:
         gatherer = Gatherer([shard], 10)
