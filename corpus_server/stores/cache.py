@@ -119,7 +119,7 @@ class Cache:
             remedy = "name a folder that can be written to with --cache-dir"
             raise UnreadableCorpus(
                 f"the cache folder {folder} cannot be used: {_said(error)}",
-                remedy=_OF_OTHERS if isinstance(error, PermissionError) and error.filename else remedy,
+                remedy=_OF_OTHERS if _is_denied_in(folder, error) else remedy,
             ) from error
 
     def share(self, *made: Path | int) -> None:
@@ -325,7 +325,7 @@ class Cache:
             remedy = "make room on its disk, or give a smaller --cache-bytes"
             if not self.extents.is_dir():
                 remedy = "somebody removed the folder while the server used it: restart the server"
-            elif isinstance(error, PermissionError):
+            elif _is_denied_in(self.folder, error):
                 remedy = _OF_OTHERS
             raise CacheFull(
                 f"{num_bytes} bytes of an extent cannot be written to {self.folder}: {_said(error)}",
@@ -468,6 +468,13 @@ class _Lock:
     def add(self, num_bytes: int) -> None:
         """Add to the sum."""
         self.num_bytes += num_bytes
+
+
+def _is_denied_in(folder: Path, error: OSError) -> bool:
+    """Tell whether something in a folder, which itself may be used, is another user's."""
+    denied = isinstance(error, PermissionError) and bool(error.filename)
+    is_inside = denied and folder in Path(os.fsdecode(error.filename)).parents
+    return is_inside and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _said(error: OSError) -> str:

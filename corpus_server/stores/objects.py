@@ -186,7 +186,9 @@ class Store:
             self._obstore.exceptions.UnauthenticatedError,
         )
         is_denied = isinstance(error, denied) or {"ExpiredToken", "InvalidAccessKeyId"} & set(codes)
-        if is_denied or _DENIED.search(text):
+        if self._has_files:
+            remedy = "check the disk, and that the server's user may read what is there"
+        elif is_denied or _DENIED.search(text):
             remedy = "check the credentials in the server's environment: did they expire?"
         elif re.search(r"status code: (429|503)\b", text):
             remedy = "the store asks for fewer requests: try again later"

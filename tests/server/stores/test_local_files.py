@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from tests.corpora import some_tokens, write_raw
 from tests.server.stores.served import metrics
-from tests.serving import Response, RunningServer, wait_until
+from tests.serving import WITHOUT_PRIVILEGES, Response, RunningServer, command, environment, wait_until
 from tests.stores import once_staged
 
 pytest.importorskip("obstore")
@@ -93,3 +95,36 @@ def test_a_file_that_was_rewritten_in_place_is_another_one_whatever_its_time_of_
         wait_until(lambda: ask(500_000).json()["type"] == "corpus-changed")
     with RunningServer({"web": f"file://{path.parent}"}, tmp_path, arguments=options) as server:
         wait_until(lambda: ask(0).body == new[:20_000], seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [
+        ("web", "that the server's user may read what is there"),
+        ("home", "name a folder that can be written to with --cache-dir"),
+    ],
+)
+def test_what_the_user_may_not_do_is_no_matter_of_the_network(tmp_path: Path, closed: str, said: str) -> None:
+    for name in ("web", "home"):
+        (tmp_path / name).mkdir()
+    write_raw(tmp_path / "web" / "0.bin", some_tokens(1000))
+    words = command("inspect", f"file://{tmp_path}/web")
+    (tmp_path / closed).chmod(0)
+    try:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"{WITHOUT_PRIVILEGES}; import os, sys; os.execv(sys.argv[1], sys.argv[1:])",
+                *words,
+            ],
+            env=environment(HOME=str(tmp_path / "home")),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        (tmp_path / closed).chmod(0o755)
+    assert done.returncode == 2, done.stderr
+    assert "Permission denied" in done.stderr
+    assert said in done.stderr

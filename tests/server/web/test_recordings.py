@@ -13,7 +13,7 @@ import pytest
 from corpus_server.corpus.index import index
 from tests.corpora import some_tokens, spec, write_raw
 from tests.recorded import Record, write_part
-from tests.serving import RunningServer, check_problem, run_here
+from tests.serving import WITHOUT_PRIVILEGES, RunningServer, check_problem, run_here
 from tests.tokens import Tokens
 
 ROWS, NUM_STEPS = 16, 60
@@ -24,8 +24,6 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 SPIKES = {(30, 5): 9.0, (44, 11): 8.0}
 """Losses of two places; those of all others are about 2."""
-WITHOUT_PRIVILEGES = "import ctypes; [ctypes.CDLL(None).prctl(24, each, 0, 0, 0) for each in (1, 2)]"
-"""PR_CAPBSET_DROP of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: permissions hold for workers of root, too."""
 
 
 @pytest.fixture(scope="module")
