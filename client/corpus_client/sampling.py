@@ -142,7 +142,8 @@ def get_batch(
         raise errors.InvalidArgument(
             f"data must hold at least sequence_length + 1 = {sequence_length + 1} tokens, got {len(data)}"
         )
-    device = find_device(device)
+    find_device(device)  # refuses what is none; a device without an index stays the current one
+    device = torch.device(device)
     # Every call names its device: `torch.set_default_device` would send host memory and draws elsewhere.
     on_host = partial(torch.empty, batch_size, sequence_length + 1, dtype=dtype, device="cpu")
     try:
