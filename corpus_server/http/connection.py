@@ -163,6 +163,9 @@ class Connection(asyncio.Protocol):
         finally:
             if timer is not None:
                 timer.cancel()
+        if self._loop.time() >= until:
+            # A process that was stopped may find its timers over before it has read what came meanwhile.
+            await asyncio.sleep(0)
 
     async def gone(self) -> None:
         """Return when the client has left, or has stopped sending and may have."""
