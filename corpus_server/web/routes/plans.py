@@ -143,8 +143,11 @@ async def _receive(request: Request, body: bytearray, count: Callable[[int], Non
         coming = asyncio.ensure_future(anext(chunks, None))
         try:
             # Not a timeout, which would cancel a chunk that comes in that moment: a process that was stopped
-            # finds all that has come meanwhile, and its timers over.
-            if not (await asyncio.wait({coming}, timeout=max(0.0, deadline - time())))[0]:
+            # finds all that has come meanwhile, and its timers over. It may find these first.
+            for seconds_left in (max(0.0, deadline - time()), 0.05):
+                if (await asyncio.wait({coming}, timeout=seconds_left))[0]:
+                    break
+            else:
                 raise RequestTimeout(f"the body must arrive within {seconds:g} s, {len(body)} bytes came")
             chunk = coming.result()
         finally:
