@@ -135,7 +135,7 @@ async def plan(call: Call, plan_id: PlanId, query: QueryParameters) -> AsgiRespo
 async def _receive(request: Request, body: bytearray, count: Callable[[int], None], seconds: float) -> None:
     """Receive the whole body; one that becomes too large, or comes too slowly, holds memory no longer."""
     time = asyncio.get_running_loop().time
-    deadline, chunks = time() + seconds, request.stream()
+    deadline, chunks, look = time() + seconds, request.stream(), 0.05
     chunk: bytes | None = b""
     while chunk is not None:
         count(len(body) + len(chunk))
@@ -144,10 +144,10 @@ async def _receive(request: Request, body: bytearray, count: Callable[[int], Non
         try:
             # Not a timeout, which would cancel a chunk that comes in that moment: a process that was stopped
             # finds all that has come meanwhile, and its timers over. It may find these first.
-            for seconds_left in (max(0.0, deadline - time()), 0.05):
-                if (await asyncio.wait({coming}, timeout=seconds_left))[0]:
-                    break
-            else:
+            if not (await asyncio.wait({coming}, timeout=max(0.0, deadline - time())))[0]:
+                once_more, look = look, 0.0  # else one that sends a byte at a time would never be refused
+                await asyncio.wait({coming}, timeout=once_more)
+            if not coming.done():
                 raise RequestTimeout(f"the body must arrive within {seconds:g} s, {len(body)} bytes came")
             chunk = coming.result()
         finally:
