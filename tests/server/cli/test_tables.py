@@ -67,6 +67,7 @@ def test_a_view_says_that_it_counts_repetitions(tmp_path: Path) -> None:
     write_raw(tmp_path / "web" / "0.bin", [1, 2, 0, 3, 0])
     assert run_here("index", f"{tmp_path}/web,eot=0").returncode == 0
     for repeat, told in ((["--repeat", "2"], "4 (each repetition counts) from 2"), ([], "2 from 2")):
-        made = run_here("view", "create", tmp_path / "web", *repeat, "--out", tmp_path / "made.view")
+        out = tmp_path / f"made-{len(repeat)}.view"
+        made = run_here("view", "create", tmp_path / "web", *repeat, "--out", out)
         assert made.returncode == 0, made.stderr
         assert f"documents    {told}" in made.stdout
